@@ -1,4 +1,4 @@
-"""The switch that fixes the order of summation of every GEMM by N, K and the dtypes alone."""
+"""The switch that fixes the order of every sum of a training step by shapes of weights and dtypes alone."""
 
 from __future__ import annotations
 
@@ -7,23 +7,31 @@ from collections.abc import Iterator
 
 from .scoped import Setting
 
-SETTING: Setting[bool] = Setting()
+SETTING: Setting[int] = Setting()  # the number of blocks of K; 0: off
 
 
 @contextlib.contextmanager
-def batch_invariant(enabled: bool = True) -> Iterator[None]:
-    """Within the block a row of a result does not depend on how many rows it is computed with.
+def batch_invariant(enabled: bool = True, *, k_blocks: int = 1) -> Iterator[None]:
+    """Within the block a result has the same bits however the tokens are batched, split and spread over ranks.
 
     A GEMM is usually cut into tiles and partial sums that suit its shape, so the same row comes out with other last bits
-    in a batch of 1 than in a batch of 64 (Horace He, "Defeating nondeterminism in LLM inference", 2025). Here
-    :func:`amp_kernels.matmul`, :func:`amp_kernels.linear`, :func:`amp_kernels.mlp` and :func:`amp_kernels.baddbmm` pass
-    ``batch_invariant=True`` to their GEMMs, whose configuration then depends on N, K and the dtypes only. It costs
-    speed, most of it for few rows.
+    in a batch of 1 than in a batch of 64 (Horace He, "Defeating nondeterminism in LLM inference", 2025). Within the block,
+    on one machine, backend and dtype, these have the same bits:
 
-    This covers the forward and the gradient of the rows' input, bit by bit, for 16-bit work on one machine and backend (on
-    the CPU kernels, also for any number of threads). It does not cover the gradients of weights and biases, which are sums
-    over the rows, nor fp32 and fp64 work, which torch computes. The backward of a call follows the setting of its
-    forward.
+    - **Rows.** Forward and input gradient of :func:`amp_kernels.linear`, :func:`amp_kernels.matmul`, :func:`amp_kernels.mlp`,
+      :func:`amp_kernels.addmm`, norms, softmax, activations and losses with ``reduction="none"``: alone, in company, in any
+      order and for any number of threads. :func:`amp_kernels.linear_cross_entropy` equals
+      :func:`amp_kernels.cross_entropy` of :func:`amp_kernels.linear`, for every ``chunk_size``.
+    - **Splits.** With :func:`amp_kernels.nn.accumulate_fp32`, the gradients of all parameters over any split of the tokens
+      into micro-batches, in their order, if every one but the last has a multiple of 64 tokens; also for every
+      ``chunk_size`` that is a multiple of 64. Divide a loss by the number of all tokens: a mean over each micro-batch is
+      another sum.
+    - **Tensor parallelism.** Sums over features are cut into ``k_blocks`` equal blocks, which are added pairwise in fp32,
+      neighbours first. A rank that holds 1/p of the features asks for ``k_blocks / p`` and an fp32 result;
+      :func:`amp_kernels.distributed.tree_all_reduce` of these gives the bits of the whole.
+
+    The backward of a call follows the setting of its forward. Out of scope are attention, fp32 and fp64 products, which are
+    torch's, a vocabulary over several ranks, weights that two layers share, and gradients that autograd adds itself.
 
     Blocks nest. One holds for its thread, and for every thread that is in no such block itself: these follow the open
     block that was entered last.
@@ -34,17 +42,38 @@ def batch_invariant(enabled: bool = True) -> Iterator[None]:
 
     Args:
         enabled: ``False`` switches it off within the block.
+        k_blocks: blocks of each sum over features, a power of two: the largest tensor-parallel degree that is compared. The
+            number of features must be divisible by it.
+
+    Raises:
+        TypeError: ``k_blocks`` is not an int.
+        ValueError: ``k_blocks`` is not a power of two; within the block, a sum over features is not divisible by it.
 
     Examples:
         >>> x, w = torch.randn(64, 256).bfloat16(), torch.randn(256, 32).bfloat16()
         >>> with ak.batch_invariant():
         ...     torch.equal(ak.matmul(x[:1], w), ak.matmul(x, w)[:1])
         True
+        >>> with ak.batch_invariant(k_blocks=2):  # as on one rank, then as on two
+        ...     whole = ak.matmul(x, w, out_dtype=torch.float32)
+        >>> with ak.batch_invariant():
+        ...     parts = [ak.matmul(x[:, k], w[k], out_dtype=torch.float32) for k in (slice(128), slice(128, 256))]
+        >>> torch.equal(whole, ak.distributed.tree_sum(parts))
+        True
     """
-    with SETTING.block(bool(enabled)):
+    if isinstance(k_blocks, bool) or not isinstance(k_blocks, int):
+        raise TypeError(f"batch_invariant: k_blocks is {k_blocks!r}; accepted: an int, a power of two")
+    if k_blocks < 1 or k_blocks & (k_blocks - 1):
+        raise ValueError(f"batch_invariant: k_blocks is {k_blocks}; accepted: a power of two (1, 2, 4, ...)")
+    with SETTING.block(k_blocks if enabled else 0):
         yield
+
+
+def k_blocks() -> int:
+    """Blocks of a sum over features in this thread; 0 if no :func:`batch_invariant` is in force."""
+    return SETTING.here() or 0
 
 
 def is_batch_invariant() -> bool:
     """True if :func:`batch_invariant` is in force in this thread."""
-    return SETTING.here() is True
+    return k_blocks() > 0

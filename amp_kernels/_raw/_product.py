@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from .._checks.activations import ACTIVATIONS, activated_width, check_activation, check_gated_width
@@ -63,20 +65,32 @@ def output_shape(a: torch.Tensor, b: torch.Tensor, activation: str) -> tuple[int
     return (*a.shape[:-1], activated_width(activation, b.shape[-1]))
 
 
-def product32(a: torch.Tensor, b: torch.Tensor, batch_invariant: bool) -> torch.Tensor:
+def product32(
+    a: torch.Tensor, b: torch.Tensor, batch_invariant: bool, start: torch.Tensor | None = None
+) -> torch.Tensor:
     """``a @ b`` of 16-bit operands in fp32, in torch's operations.
 
-    torch chooses algorithms by shape, so ``batch_invariant`` takes elementwise operations only, one K after the other.
+    torch chooses algorithms by shape, so ``batch_invariant`` takes elementwise operations only, one K after the other; then the
+    sum begins with ``start``.
     """
     if batch_invariant:
         a, b = a.float(), b.float()
-        acc = a.new_zeros(*a.shape[:-1], b.shape[-1])
+        acc = a.new_zeros(*a.shape[:-1], b.shape[-1]) if start is None else start.clone()
         for k in range(0 if a.is_meta else a.shape[-1]):
             acc += a[..., k : k + 1] * b[..., k : k + 1, :]
         return acc
     if a.is_cuda and a.numel() and b.numel():  # tensor cores with fp32 sums, which only CUDA's mm and bmm offer
         return (torch.mm if a.ndim == 2 else torch.bmm)(a, b, out_dtype=torch.float32)
     return torch.matmul(a.float(), b.float())
+
+
+def pairwise(leaf: Callable[[int], torch.Tensor], first: int, count: int) -> torch.Tensor:
+    """The sum of ``leaf(first)`` to ``leaf(first + count - 1)``, a power of two, neighbours first: ``(0 + 1) + (2 + 3)``. At most
+    log2(count) + 1 summands are alive."""
+    if count == 1:
+        return leaf(first)
+    half = count // 2
+    return pairwise(leaf, first, half) + pairwise(leaf, first + half, half)
 
 
 def preactivation(product: torch.Tensor, bias: torch.Tensor | None, alpha: float) -> torch.Tensor:

@@ -16,9 +16,11 @@ from .._checks.operands import check_tensor
 from .._dispatch.library import Sample, define
 
 
-def check(out: Tensor, grad: Tensor, sorted: Tensor, order: Tensor) -> None:
+def check(out: Tensor, grad: Tensor, sorted: Tensor, order: Tensor, scale_by_frequency: bool, in_order: bool) -> None:
     """Raise for calls that would read or write beyond a tensor; the C++ kernels check the same."""
     name = "embedding_accumulate_"
+    if in_order and (out.dtype != torch.float32 or scale_by_frequency):
+        raise ValueError(f"{name}: in_order takes a float32 out and no scale_by_frequency; out has dtype {out.dtype}")
     for argument, tensor in {"out": out, "grad": grad}.items():
         check_tensor(name, argument, tensor, KERNEL_DTYPES)
         if tensor.ndim != 2 or not tensor.is_contiguous():
@@ -41,9 +43,15 @@ def _reference(
     *,
     padding_idx: int = -1,
     scale_by_frequency: bool = False,
+    in_order: bool = False,
 ) -> None:
-    check(out, grad, sorted, order)
+    check(out, grad, sorted, order, scale_by_frequency, in_order)
     if out.is_meta:  # nothing is returned, so there is nothing to compute
+        return
+    if in_order:
+        for row, at in zip(sorted.tolist(), order.tolist(), strict=True):
+            if 0 <= row < out.shape[0] and row != padding_idx:
+                out[row] += grad[at].float()
         return
     rows = out.shape[0]
     counted = (sorted >= 0) & (sorted < rows) & (sorted != padding_idx)
@@ -70,17 +78,19 @@ def samples(device: str) -> Iterator[Sample]:
     for i, dtype in enumerate(KERNEL_DTYPES):
         yield call(11, 24, 70, dtype, KERNEL_DTYPES[i - 1], padding_idx=3)
         yield call(5, 7, 40, dtype, dtype, scale_by_frequency=True)
+        yield call(5, (7, 24)[i % 2], 70, torch.float32, dtype, padding_idx=1, in_order=True)
     yield call(9, 264, 33, torch.float32, torch.bfloat16)
     yield call(4, 8, 0, torch.float32, torch.float32)
 
 
 op = define(
     "embedding_accumulate_(Tensor(a!) out, Tensor grad, Tensor sorted, Tensor order, *, int padding_idx=-1, "
-    "bool scale_by_frequency=False) -> ()",
+    "bool scale_by_frequency=False, bool in_order=False) -> ()",
     _reference,
     samples=samples,
 )
 #: The op's arguments: ``out`` [rows, D] and ``grad`` [N, D], fp16, bf16 or fp32 each, contiguous; ``sorted`` int64 [N],
 #: ascending row numbers, and ``order`` int64 [N], whose they are: ``indices.sort(stable=True)``. Entries of
 #: ``padding_idx`` count for nothing; ``scale_by_frequency`` divides a row's sum by the number of its entries. A row out
-#: of range: an error on the CPU; nothing where that would cost a synchronisation.
+#: of range: an error on the CPU; nothing where that would cost a synchronisation. ``in_order`` adds entry after entry to an
+#: fp32 ``out`` itself, so that calls for parts of the entries give the bits of one call for all.

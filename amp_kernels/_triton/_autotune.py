@@ -174,11 +174,12 @@ def gemm_config(
         gated: the activation takes two values, each a column of a @ b (then n counts half of its columns) or, with ``backward``,
             of the pre-activation.
         backward: the epilogue is the derivative of the activation.
-        batch_invariant: whatever m and batch are, choose as for one matrix of a fixed number of rows, and do not split K.
+        batch_invariant: choose by n alone, as for one fp32 matrix of a fixed number of rows and terms, and do not split K. A step
+            divides 64 terms, so that a sum that starts from C goes on as if it had never stopped.
         whole: do not split K.
     """
     if batch_invariant:
-        m, batch = _INVARIANT_ROWS, 1
+        m, k, batch, out_bytes = _INVARIANT_ROWS, _INVARIANT_ROWS, 1, 4
     target = chip(capability)
 
     def cycles(config: GemmConfig) -> float:
@@ -202,9 +203,11 @@ def gemm_config(
             total += _LAUNCH_CYCLES + moved / (target.multiprocessors * _MEMORY_BYTES)
         return total
 
-    whole = candidates(capability, vec, full_epilogue=full_epilogue, gated=gated, backward=backward)
+    rows = candidates(capability, vec, full_epilogue=full_epilogue, gated=gated, backward=backward)
+    if batch_invariant:
+        rows = tuple(c for c in rows if c.block_k <= 64)
     parts = () if batch_invariant or whole else candidates(capability, vec)
     split = (
         replace(c, splits=splits) for c in parts for splits in _SPLITS[1:] if k >= splits * _LEAST_STEPS * c.block_k
     )
-    return min((*whole, *split), key=cycles)
+    return min((*rows, *split), key=cycles)

@@ -24,7 +24,7 @@ Traps, besides those of ``_gemm_epilogue``:
 import triton
 import triton.language as tl
 
-from ._gemm_epilogue import STRIDES_OF_RESULTS, base, finish, multiple, places, tile_of_program
+from ._gemm_epilogue import STRIDES_OF_RESULTS, base, finish, load_tile, multiple, places, tile_of_program
 
 
 @triton.jit
@@ -81,6 +81,7 @@ def gemm_kernel(
     ACTIVATION: tl.constexpr,
     BACKWARD: tl.constexpr,
     BIAS_OF_ROWS: tl.constexpr,
+    CHAINED: tl.constexpr,  # the sums start from the residual
     A_COLUMN_MAJOR: tl.constexpr,
     B_COLUMN_MAJOR: tl.constexpr,
     C_COLUMN_MAJOR: tl.constexpr,
@@ -106,7 +107,12 @@ def gemm_kernel(
     k_last = tl.minimum(tl.maximum(K, 1), k_first + k_split)
     tl.assume(k_first < k_last)
     first_row, first_column = tile_m * BLOCK_M, tile_n * BLOCK_N
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    rest = (residual, stride_rb, stride_rm, stride_rn, R_COLUMN_MAJOR, VEC_R)
+    if CHAINED:
+        acc = load_tile(rest, batch, first_row, first_column, M, N, WIDE, BLOCK_M, BLOCK_N, False)
+        rest = (None, stride_rb, stride_rm, stride_rn, R_COLUMN_MAJOR, VEC_R)
+    else:
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     up = acc if GATED else None
     if TMA:
         row, column = first_row.to(tl.int32), first_column.to(tl.int32)
@@ -158,7 +164,7 @@ def gemm_kernel(
         bias,
         stride_bias,
         (preact, stride_zb, stride_zm, stride_zn, Z_COLUMN_MAJOR, VEC_Z),
-        (residual, stride_rb, stride_rm, stride_rn, R_COLUMN_MAJOR, VEC_R),
+        rest,
         sums,
         alpha,
         beta,

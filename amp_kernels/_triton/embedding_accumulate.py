@@ -111,6 +111,23 @@ def joints_kernel(
         _finish(out + row * columns + column, total, behind - first, mask, BY_FREQUENCY)
 
 
+@triton.jit
+def in_order_kernel(out, grad, sorted, order, rows, entries, columns, padding_idx, BLOCK: tl.constexpr):
+    """A program per entry: the one where a run begins adds the run, entry after entry, to what ``out`` holds."""
+    i = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < columns
+    row = tl.load(sorted + i)
+    before = tl.load(sorted + i - 1, mask=i > 0, other=-1)
+    if _counts(row, rows, padding_idx) & (before != row):
+        total = tl.load(out + row * columns + column, mask=mask, other=0.0)
+        while tl.load(sorted + i, mask=i < entries, other=-1) == row:
+            at = tl.load(order + i)
+            total += tl.load(grad + at * columns + column, mask=mask, other=0.0).to(tl.float32)
+            i += 1
+        tl.store(out + row * columns + column, total, mask=mask)
+
+
 def embedding_accumulate_(
     out: torch.Tensor,
     grad: torch.Tensor,
@@ -119,15 +136,24 @@ def embedding_accumulate_(
     *,
     padding_idx: int = -1,
     scale_by_frequency: bool = False,
+    in_order: bool = False,
 ) -> None:
     """The op for tensors that Triton can reach; see ``amp_kernels/_raw/embedding_accumulate.py``."""
-    check(out, grad, sorted, order)
+    check(out, grad, sorted, order, scale_by_frequency, in_order)
     entries, columns = grad.shape
     if entries * columns == 0:
         return
     size = max(SMALLEST_PIECE, -(-entries // MOST_PIECES))
     pieces = -(-entries // size)
     block = min(BLOCK, max(32, triton.next_power_of_2(columns)))
+    if in_order:
+        grid = entries, triton.cdiv(columns, block)
+        with on(out.device):
+            in_order_kernel[grid](
+                out, grad, sorted, order, out.shape[0], entries, columns, padding_idx, BLOCK=block,
+                num_warps=max(1, block // 256),
+            )  # fmt: skip
+        return
     grid = pieces, triton.cdiv(columns, block)
     partial = torch.empty((pieces, 2, columns), dtype=torch.float32, device=out.device)
     shape = out.shape[0], entries, columns, padding_idx, size

@@ -49,7 +49,8 @@ def gemm_dact(call: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
 def gemm_accumulate_(call: Any) -> None:
     check_accumulate(call.c, call.a, call.b)
     options = {name: getattr(call, name) for name in ("alpha", "beta", "batch_invariant")}
-    run(call.c, call.a, call.b, residual=call.c, **options)
+    chained = call.batch_invariant and call.alpha == 1 and call.beta == 1
+    run(call.c, call.a, call.b, residual=call.c, **options, chained=chained)
 
 
 def run(
@@ -66,6 +67,7 @@ def run(
     beta: float = 1.0,
     sums: torch.Tensor | None = None,
     batch_invariant: bool = False,
+    chained: bool = False,
     config: GemmConfig | None = None,
 ) -> None:
     """``c = activation(alpha * a @ b + bias) + beta * residual``; the arguments have been checked.
@@ -77,7 +79,8 @@ def run(
         residual: the shape of ``c``; may be ``c`` itself. With ``beta`` 0 it is not read.
         backward: ``c = (a @ b) * activation'(preact)``, as the op ``gemm_dact`` has it: ``preact`` is read.
         sums: with ``backward``, takes the fp32 sums of the unrounded ``c`` over all rows and batches.
-        batch_invariant: choose the configuration by N, K and the dtypes alone.
+        batch_invariant: choose the configuration by N, the dtypes and the layout alone.
+        chained: the sums start from ``residual``, which is not added at the end.
         config: replaces the choice of ``_autotune``; tests run every configuration with it.
     """
     gated = activation in GATED and not backward
@@ -97,7 +100,7 @@ def run(
     tma = not gated or n % 8 == 0 or _order(_lies(b))[0]
     if config is None:
         capability = torch.cuda.get_device_capability(c.device) if c.is_cuda else (8, 0)
-        lie = (_lies(c), _lies(a), _lies(b), _lies(preact), _lies(residual))
+        lie = (_lies(c), _lies(a), _lies(b), _lies(preact), None if chained else _lies(residual))
         config = _choose(capability, *lie, n, activation, backward, batch_invariant, tma)
     if not tma:
         config = replace(config, tma=False)
@@ -125,7 +128,7 @@ def run(
     }
     with torch.cuda.device(c.device if c.is_cuda else -1):
         if splits == 1:
-            _launch(config, a, b, c, results, epilogue, n, k_split)
+            _launch(config, a, b, c, results, epilogue, n, k_split, chained)
         else:
             _launch_split(config, a, b, c, results, epilogue, n, k_split, splits)
         if sums is not None:
@@ -165,7 +168,8 @@ def _lies(t: torch.Tensor | None) -> _Lies | None:
 def _choose(capability, c, a, b, preact, residual, n, activation, backward, batch_invariant, tma) -> GemmConfig:
     """The configuration of a call; tensors as they lie."""
     batch, m, k = a.shape
-    vec = math.gcd(8, n, k) if batch_invariant else min(_Matrix(a, k).vec, _Matrix(b, n).vec)
+    of_a = m if _Matrix(a, k).column_major else k
+    vec = math.gcd(8, n, of_a) if batch_invariant else min(_Matrix(a, k).vec, _Matrix(b, n).vec)
     if tma and loads_by_tma(capability):
         vec = 8
     return gemm_config(
@@ -267,13 +271,14 @@ def _launch(
     epilogue: dict[str, object],
     n: int,
     k_split: int,
+    chained: bool = False,
 ) -> None:
     """One program for each tile of n columns and each split of ``k_split`` terms."""
     grid, arguments = _arguments(config, _lies(a), _lies(b), results, n, k_split)
     if arguments["TMA"]:
         a = _descriptor(a, arguments["A_COLUMN_MAJOR"], (config.block_m, config.block_k))
         b = _descriptor(b, arguments["B_COLUMN_MAJOR"], (config.block_k, config.block_n))
-    gemm_kernel[grid](a, b, c, **epilogue, **arguments)
+    gemm_kernel[grid](a, b, c, **epilogue, **arguments, CHAINED=chained)
 
 
 def _launch_split(config, a, b, c, results, epilogue, n: int, k_split: int, splits: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -15,6 +16,7 @@ from . import experts
 from .embedding import Embedding
 from .grouped_linear import GroupedLinear
 from .linear import Linear
+from .norm import LayerNorm, RMSNorm
 
 
 class AccumulateFp32:
@@ -27,9 +29,7 @@ class AccumulateFp32:
     def remove(self) -> None:
         """Drop every ``main_grad``. An existing ``.grad`` is cast to its parameter's dtype. A second call has no effect."""
         for weight in self._weights:
-            entry = _main_grad.registered(weight)
-            if entry is not None:
-                entry.remove()
+            _main_grad.withdraw(weight)
         for param in self._wide:
             _set_grad_dtype(param, param.dtype)
         self._weights, self._wide = [], []
@@ -59,6 +59,10 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
     used through :func:`amp_kernels.linear`, :func:`amp_kernels.mlp`, :func:`amp_kernels.grouped_mm` and
     :func:`amp_kernels.embedding`. All other 16-bit parameters of the model get an fp32 ``.grad`` (``Tensor.grad_dtype``) that
     autograd accumulates into; biases of these modules get their fp32 sums without rounding.
+
+    Within :func:`amp_kernels.batch_invariant` the gradients of these weights, of their modules' biases and of the weights and
+    biases of :class:`amp_kernels.nn.LayerNorm` and :class:`amp_kernels.nn.RMSNorm` go on from ``main_grad``, token after token: any
+    split into micro-batches of multiples of 64 tokens gives the bits of one pass.
 
     Notes:
 
@@ -106,12 +110,16 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
         for param in model.parameters()
         if id(param) not in weights and param.requires_grad and not is_traceable_wrapper_subclass(param)
     ]
-    handle = AccumulateFp32(list(weights.values()), others)
+    rows = {id(param): param for param in _summed_over_rows(model) if id(param) not in weights}
+    mine = [*weights.values(), *rows.values()]
+    handle = AccumulateFp32(mine, [param for param in others if id(param) not in rows])
     for param in handle._wide:
         _set_grad_dtype(param, torch.float32)
     for weight in weights.values():
         weight.main_grad = _main_grad.buffer_for(weight)
         _main_grad.MainGrad(weight)
+    for param in rows.values():
+        _main_grad.offer(param)
     return handle
 
 
@@ -121,6 +129,24 @@ def _fused_weights(module: torch.nn.Module) -> list[torch.Tensor]:
         return [getattr(module, name) for name in experts.WEIGHTS]
     fused = isinstance(module, (Linear, GroupedLinear)) or (isinstance(module, Embedding) and not module.sparse)
     return [module.weight] if fused else []
+
+
+def _summed_over_rows(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
+    """Biases and norm weights of this package's modules that can have a ``main_grad``, which they get within
+    ``batch_invariant()``."""
+    for module in model.modules():
+        names = ("bias",) if isinstance(module, Linear) else ("weight", "bias")
+        for name in names if isinstance(module, (Linear, LayerNorm, RMSNorm)) else ():
+            param = getattr(module, name, None)
+            if param is None or not param.is_leaf or not param.requires_grad or param.dtype not in KERNEL_DTYPES:
+                continue
+            tied = getattr(param, "main_grad", None) is not None
+            if (
+                param.numel()
+                and param.is_contiguous()
+                and not (tied or param._backward_hooks or is_traceable_wrapper_subclass(param))
+            ):
+                yield param
 
 
 def _check(name: str, weight: torch.Tensor) -> None:

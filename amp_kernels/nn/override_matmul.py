@@ -8,20 +8,23 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._checks.lists import HALF_DTYPES
-from .._dispatch.batch_invariant import is_batch_invariant
+from .._dispatch.batch_invariant import k_blocks
 from .._dispatch.library import PLAIN
-from .._raw.gemm import gemm_op
-from ..ops._products import added_product, gemm_options
+from ..ops._products import added_product, check_blocks, gemm, gemm_options
 
 aten = torch.ops.aten
 
 
 def _mm(a, b):
-    return gemm_op(a, b, **gemm_options(a, batch_invariant=is_batch_invariant()))[0]
+    blocks = k_blocks()
+    check_blocks("override_matmul", blocks, K=a.shape[-1])
+    return gemm(a, b, **gemm_options(a, batch_invariant=blocks))[0]
 
 
 def _addmm(input, a, b, *, beta=1, alpha=1):
-    return added_product(input, a, b, float(alpha), float(beta), is_batch_invariant())
+    blocks = k_blocks()
+    check_blocks("override_matmul", blocks, K=a.shape[-1])
+    return added_product(input, a, b, float(alpha), float(beta), blocks)
 
 
 #: The replacement of each op, and the position of the first matrix operand.

@@ -32,3 +32,8 @@ def check_not_recorded(op: str, **tensors: torch.Tensor | None) -> None:
                 f"{op}: {name} requires a gradient, and {op} is not differentiable; accepted: a call under "
                 f"torch.no_grad(), or {name}.detach()"
             )
+
+
+def needs_gradient(tensor: torch.Tensor) -> bool:
+    """True if autograd will ask for the gradient of ``tensor``."""
+    return torch.is_grad_enabled() and tensor.requires_grad

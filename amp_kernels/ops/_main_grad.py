@@ -29,12 +29,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .._raw import unit_sums
 from .._raw.gemm import gemm_accumulate_op
 
 #: ``add_to(main, fresh)`` adds a gradient to ``main``; ``fresh``: overwrites what is there.
 AddTo = Callable[[Tensor, bool], None]
 
 _registered: dict[int, MainGrad] = {}  # by id(weight); a dead weight's entry is removed by its weak reference
+_offered: dict[int, weakref.ref] = {}  # by id: biases and norm weights that :func:`prepare` may register
 _zeros: dict[tuple, Tensor] = {}  # per device and dtype
 
 
@@ -58,14 +60,19 @@ class MainGrad:
 
     def receive(self, weight: Tensor, add_to: AddTo) -> Tensor:
         """Adds to the gradient of ``weight``; what autograd still has to add, which is zero."""
-        main, fresh = self._buffer(weight)
+        main, fresh = self.buffer(weight)
         add_to(main, fresh)
+        return self.received(weight, main)
+
+    @staticmethod
+    def received(weight: Tensor, main: Tensor) -> Tensor:
+        """Lets ``.grad`` be ``main``, which holds a gradient now; what autograd still has to add."""
         if weight.grad is None:
             weight.grad = main.detach()
         return _zero(main).expand(weight.shape)
 
     @staticmethod
-    def _buffer(weight: Tensor) -> tuple[Tensor, bool]:
+    def buffer(weight: Tensor) -> tuple[Tensor, bool]:
         """``main_grad``, and whether it is to be written without being read; otherwise it holds ``.grad``."""
         main, grad = weight.main_grad, weight.grad
         if main is None or main.shape != weight.shape or main.device != weight.device:  # the module was moved
@@ -99,6 +106,30 @@ def registered(weight: Tensor) -> MainGrad | None:
     return entry if entry is not None and entry.weight() is weight else None
 
 
+def offer(parameter: Tensor) -> None:
+    """Lets :func:`prepare` register a parameter whose gradient is a sum over rows; autograd accumulates it until then."""
+    key, forget = id(parameter), _offered.pop
+    _offered[key] = weakref.ref(parameter, lambda _: forget(key, None))
+
+
+def prepare(*parameters: Tensor | None) -> None:
+    """Gives a ``main_grad`` to those of the ``parameters`` that were offered. Called by a forward within ``batch_invariant()``."""
+    for parameter in parameters if _offered else ():
+        offered = None if parameter is None else _offered.get(id(parameter))
+        if offered is not None and offered() is parameter and not parameter._backward_hooks:
+            del _offered[id(parameter)]
+            parameter.main_grad = buffer_for(parameter)
+            MainGrad(parameter)
+
+
+def withdraw(parameter: Tensor) -> None:
+    """Undoes what registered or offered a parameter."""
+    entry = registered(parameter)
+    if entry is not None:
+        entry.remove()
+    _offered.pop(id(parameter), None)
+
+
 def into(ctx: torch.autograd.function.FunctionCtx, position: int, add_to: AddTo) -> Tensor | None:
     """A gradient into the ``main_grad`` of the weight that is number ``position`` among the inputs of the node ``ctx`` that are
     tensors: one that is ``None`` does not count.
@@ -110,13 +141,48 @@ def into(ctx: torch.autograd.function.FunctionCtx, position: int, add_to: AddTo)
     return found and found[0].receive(found[1], add_to)
 
 
-def accumulate(ctx: torch.autograd.function.FunctionCtx, position: int, dz: Tensor, x: Tensor) -> Tensor | None:
-    """:func:`into` of ``dz^T @ x``."""
+def accumulate(
+    ctx: torch.autograd.function.FunctionCtx, position: int, dz: Tensor, x: Tensor, chained: bool = False
+) -> Tensor | None:
+    """:func:`into` of ``dz^T @ x``. ``chained``: the sum over the rows goes on from what ``main_grad`` holds."""
+    options = {"batch_invariant": True} if chained else {}
 
     def add_to(main: Tensor, fresh: bool) -> None:
-        gemm_accumulate_op(main, dz.t(), x, **({"beta": 0.0} if fresh else {}))
+        gemm_accumulate_op(main, dz.t(), x, **options, **({"beta": 0.0} if fresh else {}))
 
     return into(ctx, position, add_to)
+
+
+class Total:
+    """The fp32 sum to which a backward adds a gradient step by step: the ``main_grad`` of the parameter at ``position``, or memory of
+    its own of this shape. ``fresh``: it holds nothing yet."""
+
+    def __init__(
+        self, ctx: torch.autograd.function.FunctionCtx, position: int, shape: torch.Size, device: torch.device
+    ):
+        self._found = _usable(ctx, position)
+        if self._found is None:
+            self.sums, self.fresh = torch.empty(shape, dtype=torch.float32, device=device), True
+        else:
+            self.sums, self.fresh = self._found[0].buffer(self._found[1])
+
+    def add_rows(self, grad: Tensor, *norm: Tensor | None) -> None:
+        """Adds the sum of the rows of ``grad``, or with ``x``, ``mean`` and ``rstd`` of a norm that of its weight."""
+        unit_sums.op(self.sums.view(-1), grad, *norm, fresh=self.fresh)
+        self.fresh = False
+
+    def add_product(self, dz: Tensor, x: Tensor) -> None:
+        """Adds ``dz^T @ x``."""
+        gemm_accumulate_op(self.sums, dz.t(), x, beta=float(not self.fresh), batch_invariant=True)
+        self.fresh = False
+
+    def gradient(self, dtype: torch.dtype) -> Tensor:
+        """What autograd still has to add."""
+        if self.fresh:
+            self.sums.zero_()
+        if self._found is None:
+            return self.sums.to(dtype)
+        return self._found[0].received(self._found[1], self.sums)
 
 
 def add(ctx: torch.autograd.function.FunctionCtx, position: int, gradient: Tensor, factor: Tensor) -> Tensor | None:

@@ -4,12 +4,15 @@ may be recorded themselves, and ``out``."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from .._checks.lists import FLOATS, HALF_DTYPES, names
 from .._checks.operands import check_no_internal_overlap, check_same_device, check_tensor
 from .._dispatch import autocast, nodes
+from .._raw import activation_forward
+from .._raw._product import pairwise, preactivation
 from .._raw.gemm import gemm_op
 from ._autograd import add_gradient
 from ._tensors import cast, like, reshaped
@@ -39,17 +42,58 @@ def working_dtype(op: str, compute_dtype: torch.dtype | None, **tensors: torch.T
 
 
 def gemm_options(
-    a: torch.Tensor, out_dtype: torch.dtype | None = None, alpha: float = 1.0, batch_invariant: bool = False
+    a: torch.Tensor, out_dtype: torch.dtype | None = None, alpha: float = 1.0, batch_invariant: int = 0
 ) -> dict:
-    """Keyword arguments of a GEMM that differ from their defaults: each one passed costs a microsecond."""
+    """Keyword arguments of :func:`gemm` that differ from their defaults: each one passed costs a microsecond.
+
+    ``batch_invariant`` is the number of blocks of K whose sums are added pairwise; 0 leaves the order free.
+    """
     options: dict = {}
     if out_dtype is not None and out_dtype is not a.dtype:
         options["out_dtype"] = out_dtype
     if alpha != 1:
         options["alpha"] = alpha
     if batch_invariant:
-        options["batch_invariant"] = True
+        options["batch_invariant"] = batch_invariant
     return options
+
+
+def check_blocks(op: str, blocks: int, **sizes: int) -> None:
+    """Raise unless every sum over features, by the name of its size, can be cut into ``blocks`` equal blocks."""
+    for name, size in sizes.items():
+        if blocks > 1 and size % blocks:
+            raise ValueError(
+                f"{op}: {name} is {size}; accepted within batch_invariant(k_blocks={blocks}): a multiple of {blocks}"
+            )
+
+
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    *,
+    batch_invariant: int = 0,
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The raw op ``gemm`` with its K in ``batch_invariant`` blocks: each is a product of its own with an fp32 result."""
+    if batch_invariant == 0:
+        return gemm_op(a, b, bias, residual, **options)
+    if batch_invariant == 1:
+        return gemm_op(a, b, bias, residual, batch_invariant=True, **options)
+    size = a.shape[-1] // batch_invariant
+
+    def leaf(i: int) -> torch.Tensor:
+        k = slice(i * size, (i + 1) * size)
+        return gemm_op(a[..., k], b[..., k, :], out_dtype=torch.float32, batch_invariant=True)[0]
+
+    z = preactivation(pairwise(leaf, 0, batch_invariant), bias, options.get("alpha", 1.0))
+    activation, beta = options.get("activation", "none"), options.get("beta", 1.0)
+    out = z if activation == "none" else activation_forward.op(z, activation=activation)
+    if residual is not None and beta != 0:
+        out = out + beta * residual.float()
+    dtype = options.get("out_dtype") or a.dtype
+    return out.to(dtype), z.to(dtype) if options.get("preact") else None
 
 
 def added_product(
@@ -58,7 +102,7 @@ def added_product(
     b: torch.Tensor,
     alpha: float = 1.0,
     beta: float = 1.0,
-    batch_invariant: bool = False,
+    batch_invariant: int = 0,
 ) -> torch.Tensor:
     """``beta * input + alpha * (a @ b)`` of 16-bit operands with two or three dimensions each. Below autograd.
 
@@ -67,36 +111,36 @@ def added_product(
     """
     options = gemm_options(a, None, alpha, batch_invariant)
     if beta == 0:
-        return gemm_op(a, b, **options)[0]
+        return gemm(a, b, **options)[0]
     if input.dtype not in (a.dtype, torch.float32):
         input = input.float()
     columns = b.shape[-1]
     if input.numel() == columns and input.ndim and input.shape[-1] == columns:
         row = input.reshape(columns)
-        return gemm_op(a, b, row if beta == 1 else beta * row.float(), **options)[0]
-    return gemm_op(a, b, None, input.expand(*a.shape[:-1], columns), beta=beta, **options)[0]
+        return gemm(a, b, row if beta == 1 else beta * row.float(), **options)[0]
+    return gemm(a, b, None, input.expand(*a.shape[:-1], columns), beta=beta, **options)[0]
 
 
 def product(
-    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, alpha: float = 1.0, batch_invariant: bool = False
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, alpha: float = 1.0, batch_invariant: int = 0
 ) -> torch.Tensor:
     """``alpha * (a @ b)`` of 16-bit operands with at least two dimensions each; the leading ones broadcast. Below
     autograd."""
     options = gemm_options(a, out_dtype, alpha, batch_invariant)
     if a.ndim == 2 and b.ndim == 2:
-        return gemm_op(a, b, **options)[0]
+        return gemm(a, b, **options)[0]
     if b.ndim == 2:  # one matrix for all batches: the batches are rows of one GEMM
-        return like(a, gemm_op(a.flatten(0, -2), b, **options)[0])
+        return like(a, gemm(a.flatten(0, -2), b, **options)[0])
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
     if len(batch) == 1:
-        return gemm_op(a, b, **options)[0]
-    out = gemm_op(a.flatten(0, -3), b.flatten(0, -3), **options)[0]
+        return gemm(a, b, **options)[0]
+    out = gemm(a.flatten(0, -3), b.flatten(0, -3), **options)[0]
     return reshaped(out, (*batch, *out.shape[-2:]))
 
 
 def differentiable_product(
-    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, alpha: float = 1.0, batch_invariant: bool = False
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, alpha: float = 1.0, batch_invariant: int = 0
 ) -> torch.Tensor:
     """:func:`product` for use inside a backward, which may itself be recorded (``create_graph=True``).
 
@@ -136,7 +180,7 @@ class Matmul(torch.autograd.Function):
         return *gradients, None, None, None, None
 
 
-def _matmul_gradients(grads, saved, needs_input_grad, dtypes, shapes, alpha=1.0, batch_invariant=False):
+def _matmul_gradients(grads, saved, needs_input_grad, dtypes, shapes, alpha=1.0, batch_invariant=0):
     """The gradients of a and b. ``grads`` are those of the result and of the 16-bit copies of a and b, ``dtypes`` those of a and
     b and the compute dtype."""
     grad, grad_a16, grad_b16 = grads
@@ -149,7 +193,8 @@ def _matmul_gradients(grads, saved, needs_input_grad, dtypes, shapes, alpha=1.0,
         if needs_input_grad[1]:
             if len(b_shape) == 2 and grad.ndim > 2:
                 a, grad = a.flatten(0, -2), grad.flatten(0, -2)
-            grad_b = reduced_product(a.mT, grad, b_shape, b_dtype, alpha, batch_invariant)
+            # A sum over the rows of a, which k_blocks does not cut.
+            grad_b = reduced_product(a.mT, grad, b_shape, b_dtype, alpha, min(batch_invariant, 1))
     return add_gradient(grad_a, grad_a16, a_dtype), add_gradient(grad_b, grad_b16, b_dtype)
 
 
@@ -170,7 +215,7 @@ def reduced_product(
     shape: torch.Size,
     dtype: torch.dtype,
     alpha: float = 1.0,
-    batch_invariant: bool = False,
+    batch_invariant: int = 0,
 ) -> torch.Tensor:
     """``alpha * (a @ b)`` summed over the batch dimensions that broadcasting had added to ``shape``, in fp32, then
     rounded to ``dtype``."""

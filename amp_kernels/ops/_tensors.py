@@ -6,10 +6,19 @@ from collections.abc import Sequence
 
 import torch
 
+from .._dispatch.library import PLAIN
+
 
 def is_strided(x: torch.Tensor) -> bool:
     """True if ``x`` is a tensor as kernels know them. Nested, sparse and MKLDNN tensors are torch's own ops' business."""
     return x.layout is torch.strided and not x.is_nested
+
+
+def aligned(x: torch.Tensor | None) -> torch.Tensor | None:
+    """``x``, or a copy if its memory begins at an odd place: kernels of rows take another path there, which adds in another order."""
+    if x is None or type(x) not in PLAIN or x.is_meta or x.data_ptr() % 16 == 0 or torch.compiler.is_compiling():
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def flat(x: torch.Tensor) -> torch.Tensor:

@@ -15,11 +15,11 @@ import torch
 from .._checks.lists import FLOATS, HALF_DTYPES, KERNEL_DTYPES
 from .._checks.operands import check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast
-from .._dispatch.batch_invariant import is_batch_invariant
+from .._dispatch.batch_invariant import k_blocks
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
-from ._autograd import add_gradient, under_transform
-from ._products import added_product, reduced_product, working_dtype, write_out
+from ._autograd import add_gradient, needs_gradient, under_transform
+from ._products import added_product, check_blocks, reduced_product, working_dtype, write_out
 from ._tensors import cast
 
 
@@ -53,18 +53,19 @@ class _Baddbmm(torch.autograd.Function):
                 grad_a = reduced_product(grad, b.mT, shape, a_dtype, alpha, batch_invariant)
             if needs_b:
                 shape = (*a.shape[:-2], a.shape[-1], grad.shape[-1])
-                grad_b = reduced_product(a.mT, grad, shape, b_dtype, alpha, batch_invariant)
+                grad_b = reduced_product(a.mT, grad, shape, b_dtype, alpha, min(batch_invariant, 1))
         grad_a, grad_b = add_gradient(grad_a, grad_a16, a_dtype), add_gradient(grad_b, grad_b16, b_dtype)
         return grad_input, grad_a, grad_b, None, None, None, None
 
 
-def _baddbmm(input, a, b, *, beta=1.0, alpha=1.0, compute_dtype=None, batch_invariant=False):
+def _baddbmm(input, a, b, *, beta=1.0, alpha=1.0, compute_dtype=None, batch_invariant=0):
     name = "baddbmm" if a.ndim == 3 else "addmm"
     dtype = working_dtype(name, compute_dtype, a=a, b=b)
     _check(name, input, a, b, dtype, compute_dtype is not None)
     if dtype not in HALF_DTYPES or under_transform():
         add = torch.addmm if a.ndim == 2 else torch.baddbmm
         return add(input.to(dtype), a.to(dtype), b.to(dtype), beta=beta, alpha=alpha)
+    check_blocks(name, batch_invariant, K=a.shape[-1], **({"N": b.shape[-1]} if needs_gradient(a) else {}))
     if torch.is_grad_enabled() and (input.requires_grad or a.requires_grad or b.requires_grad):
         return autocast.apply(_Baddbmm, input, a, b, alpha, beta, dtype, batch_invariant)[0]
     return added_product(input, cast(a, dtype), cast(b, dtype), alpha, beta, batch_invariant)
@@ -98,13 +99,13 @@ def samples(device: str) -> Iterator[Sample]:
         yield (normal(4, dtype=dtype, grad=False), a[0].detach(), b[0].detach()), {}
     for dtype in HALF_DTYPES:
         a, b = normal(2, 3, 5, dtype=torch.float32), normal(2, 5, 4, dtype=torch.float32)
-        yield (normal(3, 1, dtype=torch.float32), a, b), {"compute_dtype": dtype, "batch_invariant": True}
+        yield (normal(3, 1, dtype=torch.float32), a, b), {"compute_dtype": dtype, "batch_invariant": 1}
         yield (torch.full((4,), torch.nan, device=device), a, b), {"compute_dtype": dtype, "beta": 0.0}
 
 
 op = define(
     "baddbmm(Tensor input, Tensor a, Tensor b, *, float beta=1.0, float alpha=1.0, ScalarType? compute_dtype=None, "
-    "bool batch_invariant=False) -> Tensor",
+    "int batch_invariant=0) -> Tensor",
     _baddbmm,
     samples=samples,
     composite=True,
@@ -117,7 +118,7 @@ def _call(name: str, input, a, b, beta: float, alpha: float, out: torch.Tensor |
     check_tensors(name, input=input, **{f"{kind}1": a, f"{kind}2": b})
     if a.ndim != ndim:
         raise ValueError(f"{name}: {kind}1 has shape {list(a.shape)}; accepted: {accepted}")
-    options = {"beta": float(beta), "alpha": float(alpha), "batch_invariant": is_batch_invariant()}
+    options = {"beta": float(beta), "alpha": float(alpha), "batch_invariant": k_blocks()}
     if out is not None:
         accepted = (working_dtype(name, None, a=a, b=b),)
         return write_out(name, out, accepted, lambda: op(input, a, b, **options), a=a, b=b)

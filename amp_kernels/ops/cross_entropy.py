@@ -25,12 +25,13 @@ from torch import Tensor
 from .._checks.lists import FLOATS, KERNEL_DTYPES, is_dense, names
 from .._checks.operands import check_no_internal_overlap, check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast, nodes
+from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
 from .._raw import cross_entropy_rows, unscale
 from .._sharding.dtensor import is_dtensor
 from ._autograd import under_transform
-from ._tensors import reshaped
+from ._tensors import aligned, reshaped
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -238,6 +239,7 @@ def _cross_entropy(
         loss = composed(x, y, weight, reduction, options)
     else:
         x = x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
+        x = aligned(x) if is_batch_invariant() and not inplace else x
         y = y if y.ndim == 1 or y.stride(1) == 1 or y.shape[1] == 1 else y.contiguous()
         weight = None if weight is None else weight.float().contiguous()
         if torch.is_grad_enabled() and x.requires_grad:

@@ -18,6 +18,7 @@ from torch import Tensor
 from .._checks.lists import FLOATS, KERNEL_DTYPES
 from .._checks.operands import check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast
+from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, decompose_batches, define
 from .._raw import embedding_accumulate
 from .._sharding.dtensor import by_rows, is_dtensor
@@ -35,6 +36,7 @@ class _Embedding(torch.autograd.Function):
         _main_grad.refuse_data_parallel(weight)
         ctx.options = {"padding_idx": padding_idx, "scale_by_frequency": scale_grad_by_freq}
         ctx.shape, ctx.dtype = weight.shape, gradient_dtype(weight)
+        ctx.in_order = is_batch_invariant() and not scale_grad_by_freq
         ctx.save_for_backward(indices)
         return F.embedding(indices, weight)
 
@@ -46,17 +48,19 @@ class _Embedding(torch.autograd.Function):
             return wide.to(ctx.dtype), None, None, None
         ordered, order = indices.flatten().long().sort(stable=True)
         rows = grad.reshape(-1, ctx.shape[1]).contiguous()
+        options = {**ctx.options, "in_order": True} if ctx.in_order else ctx.options
 
         def add_to(out: Tensor, fresh: bool) -> None:
             whole = (out.zero_() if fresh else out).contiguous()
-            embedding_accumulate.op(whole, rows, ordered, order, **ctx.options)
+            embedding_accumulate.op(whole, rows, ordered, order, **options)
             if whole is not out:
                 out.copy_(whole)
 
         rest = _main_grad.into(ctx, 0, add_to) if indices.numel() else None
         if rest is None:
-            rest = torch.zeros(ctx.shape, dtype=ctx.dtype, device=grad.device)
-            embedding_accumulate.op(rest, rows, ordered, order, **ctx.options)
+            rest = torch.zeros(ctx.shape, dtype=torch.float32 if ctx.in_order else ctx.dtype, device=grad.device)
+            embedding_accumulate.op(rest, rows, ordered, order, **options)
+            rest = rest.to(ctx.dtype)
         return rest, None, None, None
 
 

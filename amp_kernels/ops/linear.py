@@ -13,8 +13,7 @@ bits and all sums in fp32: ``dz = grad * activation'(z)``; ``dx = dz @ weight`` 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -23,16 +22,15 @@ from .._checks.activations import ACTIVATIONS, GATED, check_activation, check_ga
 from .._checks.lists import FLOATS, HALF_DTYPES
 from .._checks.operands import check_bias, check_same_device, check_tensor, check_tensors, readable_bias
 from .._dispatch import autocast, nodes
-from .._dispatch.batch_invariant import is_batch_invariant
+from .._dispatch.batch_invariant import k_blocks
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
 from .._raw import activation_backward
 from .._raw._column_sums import column_sums
-from .._raw.gemm import gemm_op
 from .._sharding.dtensor import is_dtensor, of_weight
 from . import _main_grad
-from ._autograd import add_gradient, under_transform
-from ._products import differentiable_product, gemm_options, working_dtype
+from ._autograd import add_gradient, needs_gradient, under_transform
+from ._products import check_blocks, differentiable_product, gemm, gemm_options, working_dtype
 from ._shadows import fresh_shadow, shadows_exist
 from ._tensors import cast, flat, is_strided, like
 
@@ -54,11 +52,13 @@ class _Linear(torch.autograd.Function):
         options = gemm_options(x16, batch_invariant=batch_invariant)
         if activation != "none":
             options |= {"activation": activation, "preact": True}
-        out, preact = gemm_op(flat(x16), weight16.t(), readable_bias(bias, compute_dtype), **options)
+        out, preact = gemm(flat(x16), weight16.t(), readable_bias(bias, compute_dtype), **options)
         if preact is not None:
             preact = like(x, preact)
         ctx.activation = activation
         ctx.batch_invariant = batch_invariant
+        if batch_invariant:
+            _main_grad.prepare(bias)
         ctx.x_shape = x.shape
         ctx.dtypes = x.dtype, gradient_dtype(weight), None if bias is None else gradient_dtype(bias)
         # The fp32 weight is kept beside its shadow for a recorded backward, which must reach the weight itself.
@@ -85,15 +85,15 @@ class _Linear(torch.autograd.Function):
             ctx.x_shape,
             ctx.activation,
             ctx.batch_invariant,
-            functools.partial(_main_grad.accumulate, ctx, 1),
+            ctx,
         )
         return *gradients, None, None, None, None
 
 
 def _gradients(
-    grads, saved, needs_input_grad, dtypes, x_shape, activation, batch_invariant=False, accumulate=None
+    grads, saved, needs_input_grad, dtypes, x_shape, activation, batch_invariant=0, ctx=None
 ) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of x, weight and bias. ``grads`` and ``saved`` stand in the order of :class:`_Linear`."""
+    """The gradients of x, weight and bias. ``grads`` and ``saved`` stand in the order of :class:`_Linear`, whose node is ``ctx``."""
     grad, grad_preact, grad_x16, grad_weight16 = grads
     x16, weight16, preact, weight = saved
     x_dtype, weight_dtype, bias_dtype = dtypes
@@ -108,9 +108,9 @@ def _gradients(
             grad_x = differentiable_product(dz, weight16, x_dtype, 1.0, batch_invariant)
             grad_x = grad_x if len(x_shape) == 2 else grad_x.view(x_shape)
         if needs_weight:
-            grad_weight = weight_gradient(accumulate, dz, flat(x16), weight_dtype)
+            grad_weight = weight_gradient(ctx, 1, dz, flat(x16), weight_dtype, batch_invariant)
         if needs_bias:
-            grad_bias = cast(column_sums(dz), bias_dtype)
+            grad_bias = bias_gradient(ctx, 2, dz, bias_dtype, batch_invariant)
     return add_gradient(grad_x, grad_x16, x_dtype), add_gradient(grad_weight, grad_weight16, weight_dtype), grad_bias
 
 
@@ -131,15 +131,33 @@ def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
 
 
 def weight_gradient(
-    accumulate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None] | None,
+    ctx: torch.autograd.function.FunctionCtx | None,
+    position: int,
     dz: torch.Tensor,
     x: torch.Tensor,
-    weight_dtype: torch.dtype,
+    dtype: torch.dtype,
+    batch_invariant: int,
 ) -> torch.Tensor:
-    """``dz^T @ x``, rounded once. ``accumulate(dz, x)`` adds it to the weight's ``main_grad`` instead, or returns ``None`` where
-    the weight has none."""
-    rest = None if accumulate is None else accumulate(dz, x)
-    return differentiable_product(dz.t(), x, weight_dtype) if rest is None else rest
+    """``dz^T @ x``, rounded once, or what autograd still has to add if it went to the weight's ``main_grad``; ``ctx`` and ``position``
+    as in :func:`_main_grad.into`. A sum over rows is one chain, whatever the number of blocks of K."""
+    chained = batch_invariant > 0
+    rest = None if ctx is None else _main_grad.accumulate(ctx, position, dz, x, chained)
+    return differentiable_product(dz.t(), x, dtype, 1.0, int(chained)) if rest is None else rest
+
+
+def bias_gradient(
+    ctx: torch.autograd.function.FunctionCtx | None,
+    position: int,
+    dz: torch.Tensor,
+    dtype: torch.dtype,
+    batch_invariant: int,
+) -> torch.Tensor:
+    """The sum of the rows of ``dz``; like :func:`weight_gradient`."""
+    if ctx is None or batch_invariant == 0 or torch.is_grad_enabled():
+        return cast(column_sums(dz), dtype)
+    total = _main_grad.Total(ctx, position, dz.shape[1:], dz.device)
+    total.add_rows(dz)
+    return total.gradient(dtype)
 
 
 def preactivation_gradient(
@@ -155,7 +173,7 @@ def preactivation_gradient(
     return add_gradient(dz, grad_preact, dz.dtype)
 
 
-def _linear(x, weight, bias=None, shadow=None, *, activation="none", compute_dtype=None, batch_invariant=False):
+def _linear(x, weight, bias=None, shadow=None, *, activation="none", compute_dtype=None, batch_invariant=0):
     dtype = working_dtype("linear", compute_dtype, x=x, weight=weight)
     _check(x, weight, bias, shadow, dtype, compute_dtype is not None, activation)
     if dtype not in HALF_DTYPES:
@@ -163,6 +181,8 @@ def _linear(x, weight, bias=None, shadow=None, *, activation="none", compute_dty
     if under_transform():
         bias = None if bias is None else bias.to(dtype)
         return ACTIVATIONS[activation](F.linear(x.to(dtype), weight.to(dtype), bias))
+    out_features = {"out_features": weight.shape[0]} if needs_gradient(x) else {}
+    check_blocks("linear", batch_invariant, in_features=weight.shape[1], **out_features)
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
@@ -172,7 +192,7 @@ def _linear(x, weight, bias=None, shadow=None, *, activation="none", compute_dty
     options = gemm_options(x16, batch_invariant=batch_invariant)
     if activation != "none":
         options["activation"] = activation
-    return like(x, gemm_op(x16, weight16.t(), readable_bias(bias, dtype), **options)[0])
+    return like(x, gemm(x16, weight16.t(), readable_bias(bias, dtype), **options)[0])
 
 
 def _check(x, weight, bias, shadow, dtype: torch.dtype, autocast: bool, activation: str) -> None:
@@ -217,14 +237,14 @@ def samples(device: str) -> Iterator[Sample]:
             (normal(4, 5, dtype=dtype, grad=False), normal(3, 5, dtype=dtype, grad=False)),
             {
                 "activation": "relu",
-                "batch_invariant": True,
+                "batch_invariant": 1,
             },
         )
 
 
 op = define(
     "linear(Tensor x, Tensor weight, Tensor? bias=None, Tensor? shadow=None, *, "
-    'str activation="none", ScalarType? compute_dtype=None, bool batch_invariant=False) -> Tensor',
+    'str activation="none", ScalarType? compute_dtype=None, int batch_invariant=0) -> Tensor',
     _linear,
     samples=samples,
     composite=True,
@@ -299,7 +319,7 @@ def linear(
         return _of_dtensors(x, weight, bias, activation)
     if not is_strided(x):
         return ACTIVATIONS[activation](F.linear(x, weight, bias))
-    invariant = is_batch_invariant()
+    invariant = k_blocks()
     if autocast.eager(x, weight):
         dtype = autocast.dtype_on(x.device.type)
         shadow = fresh_shadow(weight, dtype)

@@ -25,15 +25,17 @@ from torch import Tensor
 from .._checks.lists import FLOATS, HALF_DTYPES
 from .._checks.operands import check_bias, check_same_device, check_tensors, readable_bias
 from .._dispatch import autocast
+from .._dispatch.batch_invariant import k_blocks
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
 from .._raw import cross_entropy_rows
 from .._raw._column_sums import column_sums
-from .._raw.gemm import gemm_accumulate_op, gemm_op
+from .._raw.gemm import gemm_accumulate_op
+from .._raw.unit_sums import UNIT
 from .._sharding.dtensor import is_dtensor
 from . import _main_grad
-from ._autograd import under_transform
-from ._products import gemm_options, working_dtype
+from ._autograd import needs_gradient, under_transform
+from ._products import check_blocks, gemm, gemm_options, working_dtype
 from ._shadows import fresh_shadow
 from ._tensors import cast, reshaped
 from .cross_entropy import (
@@ -54,8 +56,8 @@ from .linear import check_shadow, gradient_dtype
 class _Head:
     """The layer on rows of the working dtype, 16 bits or fp32, by chunks."""
 
-    def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None, chunk: int):
-        self.x, self.weight, self.chunk = x, weight, chunk
+    def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None, chunk: int, batch_invariant: int):
+        self.x, self.weight, self.chunk, self.batch_invariant = x, weight, chunk, batch_invariant
         self.half = x.dtype in HALF_DTYPES
         self.bias = readable_bias(bias, x.dtype) if self.half else bias
 
@@ -64,14 +66,15 @@ class _Head:
         for begin in range(0, self.x.shape[0], self.chunk):
             rows = slice(begin, begin + self.chunk)
             if self.half:
-                yield rows, gemm_op(self.x[rows], self.weight.t(), self.bias)[0]
+                options = gemm_options(self.x, batch_invariant=self.batch_invariant)
+                yield rows, gemm(self.x[rows], self.weight.t(), self.bias, **options)[0]
             else:
                 yield rows, F.linear(self.x[rows], self.weight, self.bias)
 
     def input_gradient(self, dz: Tensor, dtype: torch.dtype) -> Tensor:
         if not self.half:
             return dz @ self.weight
-        return gemm_op(dz, self.weight, **gemm_options(dz, dtype))[0]
+        return gemm(dz, self.weight, **gemm_options(dz, dtype, batch_invariant=self.batch_invariant))[0]
 
     def add_weight_gradient(self, total: Tensor, dz: Tensor, rows: slice) -> None:
         """``total``, fp32, is written by the first chunk and added to by the others."""
@@ -106,13 +109,17 @@ def forward_scale(
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, target, class_weight, shadow, reduction, options, dtype, chunk):
+    def forward(ctx, x, weight, bias, target, class_weight, shadow, reduction, options, dtype, chunk, batch_invariant):
         _main_grad.refuse_data_parallel(weight)
         w = cast(weight, dtype) if shadow is None else shadow
-        head = _Head(cast(x, dtype), w, bias, chunk)
+        head = _Head(cast(x, dtype), w, bias, chunk, batch_invariant)
         divisor = denominator(target, class_weight, options) if reduction == "mean" else None
         loss = x.new_empty(x.shape[0], dtype=torch.float32)
-        ctx.scale, ctx.chunk = forward_scale(dtype, reduction, target, class_weight, options), chunk
+        # The factor of a gradient that the forward made would come after its sum over the rows.
+        ctx.scale = None if batch_invariant else forward_scale(dtype, reduction, target, class_weight, options)
+        ctx.chunk, ctx.batch_invariant = chunk, batch_invariant
+        if batch_invariant:
+            _main_grad.prepare(bias)
         ctx.options, ctx.reduction = options, reduction
         ctx.dtypes = x.dtype, gradient_dtype(weight), None if bias is None else gradient_dtype(bias)
         if ctx.scale == 1.0:
@@ -146,13 +153,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
         else:
             x, w, bias, target, class_weight, divisor = ctx.saved_tensors
             factor = row_factors(x.shape[0], ctx.reduction, divisor, grad_loss, x.device)
-            head = _Head(x, w, bias, ctx.chunk)
-            dx, dw, db = _gradients(ctx, head, target, class_weight, factor, torch.empty_like(factor), x_dtype)
+            head = _Head(x, w, bias, ctx.chunk, ctx.batch_invariant)
+            loss = torch.empty_like(factor)
+            if ctx.batch_invariant:
+                dx, dw, db = _chained_gradients(ctx, head, target, class_weight, factor, loss)
+                return dx, dw, db, *(None,) * 8
+            dx, dw, db = _gradients(ctx, head, target, class_weight, factor, loss, x_dtype)
             if dw is not None:
                 rest = _main_grad.add(ctx, 1, dw, dw.new_ones(()))
                 dw = cast(dw, weight_dtype) if rest is None else rest
             db = None if db is None else cast(db, bias_dtype)
-        return dx, dw, db, None, None, None, None, None, None, None
+        return dx, dw, db, *(None,) * 8
 
 
 def _gradients(ctx, head: _Head, target, class_weight, factor, loss, x_dtype) -> tuple[Tensor | None, ...]:
@@ -175,6 +186,25 @@ def _gradients(ctx, head: _Head, target, class_weight, factor, loss, x_dtype) ->
     return dx, dw, db
 
 
+def _chained_gradients(ctx, head: _Head, target, class_weight, factor, loss) -> tuple[Tensor | None, ...]:
+    """The same with sums over the rows whose order no split changes, and which go on from a ``main_grad``."""
+    needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+    x_dtype, weight_dtype, bias_dtype = ctx.dtypes
+    dx = torch.empty(head.x.shape, dtype=x_dtype, device=head.x.device) if needs_x else None
+    dw = _main_grad.Total(ctx, 1, head.weight.shape, head.x.device) if needs_weight else None
+    db = _main_grad.Total(ctx, 2, head.weight.shape[:1], head.x.device) if needs_bias else None
+    for rows, dz in head.chunks():
+        cross_entropy_rows.op(dz, target[rows], class_weight, factor[rows], loss[rows], dz, **ctx.options._asdict())
+        if dx is not None:
+            dx[rows] = head.input_gradient(dz, dx.dtype)
+        if dw is not None:
+            dw.add_product(dz, head.x[rows])
+        if db is not None:
+            db.add_rows(dz)
+        del dz  # before the next chunk's logits are made
+    return dx, dw and dw.gradient(weight_dtype), db and db.gradient(bias_dtype)
+
+
 def _linear_cross_entropy(
     input,
     linear_weight,
@@ -189,6 +219,7 @@ def _linear_cross_entropy(
     z_loss=0.0,
     chunk_size=None,
     compute_dtype=None,
+    batch_invariant=0,
 ):
     op = "linear_cross_entropy"
     dtype = working_dtype(op, compute_dtype, input=input, linear_weight=linear_weight)
@@ -206,14 +237,20 @@ def _linear_cross_entropy(
     else:
         y = y if not soft or y.stride(1) == 1 or y.shape[1] == 1 else y.contiguous()
         weight = None if weight is None else weight.float().contiguous()
+        blocks = batch_invariant if dtype in HALF_DTYPES else 0
+        classes = {"classes": linear_weight.shape[0]} if needs_gradient(x) else {}
+        check_blocks(op, blocks, in_features=x.shape[1], **classes)
         chunk = default_chunk(x.shape[0], dtype, x.device.type) if chunk_size is None else chunk_size
+        if blocks and chunk_size is None:
+            chunk = -(-chunk // UNIT) * UNIT
         inputs = (x, linear_weight, linear_bias)
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
-            loss = autocast.apply(_LinearCrossEntropy, *inputs, y, weight, shadow, reduction, options, dtype, chunk)
+            arguments = *inputs, y, weight, shadow, reduction, options, dtype, chunk, blocks
+            loss = autocast.apply(_LinearCrossEntropy, *arguments)
         else:
             w = cast(linear_weight, dtype) if shadow is None else shadow
             each = x.new_empty(x.shape[0], dtype=torch.float32)
-            for rows, logits in _Head(cast(x, dtype), w, linear_bias, chunk).chunks():
+            for rows, logits in _Head(cast(x, dtype), w, linear_bias, chunk, blocks).chunks():
                 cross_entropy_rows.op(logits, y[rows], weight, None, each[rows], None, **options._asdict())
                 del logits
             loss = reduced(each, reduction, denominator(y, weight, options) if reduction == "mean" else None)
@@ -257,6 +294,7 @@ def samples(device: str) -> Iterator[Sample]:
         args = normal(2, 3, 4, dtype=dtype), normal(5, 4, dtype=dtype), target, normal(5, dtype=dtype), weight
         yield args, {"chunk_size": 2, "label_smoothing": 0.1, "z_loss": 0.01}
         yield args, {"chunk_size": 5, "reduction": "none"}
+        yield args, {"chunk_size": 4, "reduction": "sum", "batch_invariant": 1}
     for dtype in HALF_DTYPES:
         x, w = normal(6, 4, dtype=torch.float32), normal(5, 4, dtype=torch.float32)
         soft = normal(6, 5, dtype=torch.float32, grad=False).softmax(1)
@@ -268,7 +306,7 @@ op = define(
     "linear_cross_entropy(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias=None, "
     "Tensor? weight=None, Tensor? shadow=None, *, int ignore_index=-100, "
     'str reduction="mean", float label_smoothing=0.0, float z_loss=0.0, int? chunk_size=None, '
-    "ScalarType? compute_dtype=None) -> Tensor",
+    "ScalarType? compute_dtype=None, int batch_invariant=0) -> Tensor",
     _linear_cross_entropy,
     samples=samples,
     composite=True,
@@ -340,6 +378,7 @@ def linear_cross_entropy(
         "label_smoothing": label_smoothing,
         "z_loss": z_loss,
         "chunk_size": chunk_size,
+        "batch_invariant": k_blocks(),
     }
     check_tensors("linear_cross_entropy", input=input, linear_weight=linear_weight, target=target)
     check_tensors("linear_cross_entropy", optional=True, linear_bias=linear_bias, weight=weight)

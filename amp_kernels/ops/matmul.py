@@ -18,16 +18,16 @@ import torch
 from .._checks.lists import FLOATS, HALF_DTYPES, KERNEL_DTYPES
 from .._checks.operands import check_out_dtype, check_same_device, check_tensors
 from .._dispatch import autocast, nodes
-from .._dispatch.batch_invariant import is_batch_invariant
+from .._dispatch.batch_invariant import k_blocks
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
 from .._sharding.dtensor import is_dtensor
-from ._autograd import under_transform
-from ._products import Matmul, product, working_dtype, write_out
+from ._autograd import needs_gradient, under_transform
+from ._products import Matmul, check_blocks, product, working_dtype, write_out
 from ._tensors import cast, reshaped
 
 
-def _matmul(a, b, *, compute_dtype=None, out_dtype=None, batch_invariant=False):
+def _matmul(a, b, *, compute_dtype=None, out_dtype=None, batch_invariant=0):
     dtype = working_dtype("matmul", compute_dtype, a=a, b=b)
     _check_shapes(a, b)
     if dtype not in HALF_DTYPES:
@@ -40,6 +40,7 @@ def _matmul(a, b, *, compute_dtype=None, out_dtype=None, batch_invariant=False):
         return torch.matmul(a.to(dtype).to(wide), b.to(dtype).to(wide)).to(out_dtype)
     row = a.unsqueeze(0) if a.ndim == 1 else a
     column = b.unsqueeze(1) if b.ndim == 1 else b
+    check_blocks("matmul", batch_invariant, K=a.shape[-1], **({"N": column.shape[-1]} if needs_gradient(a) else {}))
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         out = autocast.apply(Matmul, row, column, dtype, out_dtype, 1.0, batch_invariant)[0]
     else:
@@ -81,7 +82,7 @@ def samples(device: str) -> Iterator[Sample]:
 
 op = define(
     "matmul(Tensor a, Tensor b, *, ScalarType? compute_dtype=None, ScalarType? out_dtype=None, "
-    "bool batch_invariant=False) -> Tensor",
+    "int batch_invariant=0) -> Tensor",
     _matmul,
     samples=samples,
     composite=True,
@@ -123,7 +124,7 @@ def matmul(
         if result is not None:
             return result
     check_tensors("matmul", a=a, b=b)
-    invariant = is_batch_invariant()
+    invariant = k_blocks()
     if out is None:
         if out_dtype is None and (is_dtensor(a) or is_dtensor(b)):
             return torch.matmul(a, b)

@@ -11,7 +11,6 @@ and the weights.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 
 import torch
@@ -21,19 +20,18 @@ from .._checks.activations import ACTIVATIONS, GATED, activated_width, check_act
 from .._checks.lists import FLOATS, HALF_DTYPES
 from .._checks.operands import check_bias, check_same_device, check_tensors, readable_bias
 from .._dispatch import autocast
-from .._dispatch.batch_invariant import is_batch_invariant
+from .._dispatch.batch_invariant import k_blocks
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
 from .._raw import activation_backward
-from .._raw._column_sums import column_sums
-from .._raw.gemm import gemm_dact_op, gemm_op
+from .._raw.gemm import gemm_dact_op
 from .._sharding.dtensor import is_dtensor
 from . import _main_grad
-from ._autograd import add_gradient, under_transform
-from ._products import differentiable_product, gemm_options, working_dtype
+from ._autograd import add_gradient, needs_gradient, under_transform
+from ._products import check_blocks, differentiable_product, gemm, gemm_options, product, working_dtype
 from ._shadows import fresh_shadow
 from ._tensors import cast, flat, like
-from .linear import check_shadow, gradient_dtype, linear, weight_gradient
+from .linear import bias_gradient, check_shadow, gradient_dtype, linear, weight_gradient
 
 
 class _Mlp(torch.autograd.Function):
@@ -50,9 +48,11 @@ class _Mlp(torch.autograd.Function):
         w1_16 = cast(w1, dtype) if shadow1 is None else shadow1
         w2_16 = cast(w2, dtype) if shadow2 is None else shadow2
         options = gemm_options(x16, batch_invariant=batch_invariant)
-        h, z = gemm_op(flat(x16), w1_16.t(), readable_bias(b1, dtype), activation=activation, preact=True, **options)
-        out = gemm_op(h, w2_16.t(), readable_bias(b2, dtype), **options)[0]
+        h, z = gemm(flat(x16), w1_16.t(), readable_bias(b1, dtype), activation=activation, preact=True, **options)
+        out = gemm(h, w2_16.t(), readable_bias(b2, dtype), **options)[0]
         ctx.options = activation, batch_invariant
+        if batch_invariant:
+            _main_grad.prepare(b1, b2)
         ctx.x_shape = x.shape
         ctx.dtypes = x.dtype, gradient_dtype(w1), gradient_dtype(w2)
         ctx.bias_dtypes = tuple(None if b is None else gradient_dtype(b) for b in (b1, b2))
@@ -89,20 +89,20 @@ class _Mlp(torch.autograd.Function):
         grad_x = grad_w1 = grad_b1 = grad_w2 = grad_b2 = dz = None
         if grad is not None:
             dy = flat(grad)
+            position = 2 if b1_dtype is None else 3
             if needs_w2:
-                position = 2 if b1_dtype is None else 3
-                grad_w2 = weight_gradient(functools.partial(_main_grad.accumulate, ctx, position), dy, h, w2_dtype)
+                grad_w2 = weight_gradient(ctx, position, dy, h, w2_dtype, batch_invariant)
             if needs_b2:
-                grad_b2 = cast(column_sums(dy), b2_dtype)
+                grad_b2 = bias_gradient(ctx, position + 1, dy, b2_dtype, batch_invariant)
         if z is not None:
             dz, sums = _hidden_gradient(grad, grad_h, grad_z, z, w2_16, activation, needs_b1, batch_invariant, recorded)
         if dz is not None:
             if needs_x:
                 grad_x = differentiable_product(dz, w1_16, x_dtype, batch_invariant=batch_invariant).view(ctx.x_shape)
             if needs_w1:
-                grad_w1 = weight_gradient(functools.partial(_main_grad.accumulate, ctx, 1), dz, flat(x16), w1_dtype)
+                grad_w1 = weight_gradient(ctx, 1, dz, flat(x16), w1_dtype, batch_invariant)
             if needs_b1:
-                grad_b1 = cast(sums, b1_dtype)
+                grad_b1 = bias_gradient(ctx, 2, dz, b1_dtype, batch_invariant) if sums is None else cast(sums, b1_dtype)
         grad_x = add_gradient(grad_x, grad_x16, x_dtype)
         grad_w1 = add_gradient(grad_w1, grad_w1_16, w1_dtype)
         grad_w2 = add_gradient(grad_w2, grad_w2_16, w2_dtype)
@@ -110,12 +110,17 @@ class _Mlp(torch.autograd.Function):
 
 
 def _hidden_gradient(grad, grad_h, grad_z, z, w2, activation, needs_sums, batch_invariant, recorded):
-    """``dz`` and the sum of its rows. ``grad_h`` and ``grad_z`` come from a backward that was differentiated."""
+    """``dz`` and the sum of its rows, unless that is :func:`bias_gradient`'s. ``grad_h`` and ``grad_z`` come from a backward that was
+    differentiated."""
     if not recorded and grad_h is None and grad_z is None:
         if grad is None:
             return None, None
+        if batch_invariant > 1:
+            dh = product(flat(grad), w2, torch.float32, 1.0, batch_invariant)
+            return activation_backward.op(dh, z, activation=activation), None
+        sums = needs_sums and not batch_invariant  # its order depends on the number of rows
         return gemm_dact_op(
-            flat(grad), w2, z, activation=activation, bias_grad=needs_sums, batch_invariant=batch_invariant
+            flat(grad), w2, z, activation=activation, bias_grad=sums, batch_invariant=bool(batch_invariant)
         )
     dh = None if grad is None else differentiable_product(flat(grad), w2, torch.float32, 1.0, batch_invariant)
     dh = add_gradient(dh, grad_h, torch.float32)
@@ -135,7 +140,7 @@ def _mlp(
     *,
     activation="gelu",
     compute_dtype=None,
-    batch_invariant=False,
+    batch_invariant=0,
 ):
     dtype = working_dtype("mlp", compute_dtype, x=x, weight1=w1, weight2=w2)
     _check(x, w1, b1, w2, b2, shadow1, shadow2, dtype, compute_dtype is not None, activation)
@@ -144,13 +149,16 @@ def _mlp(
     if under_transform():
         b1, b2 = (None if b is None else b.to(dtype) for b in (b1, b2))
         return F.linear(ACTIVATIONS[activation](F.linear(x.to(dtype), w1.to(dtype), b1)), w2.to(dtype), b2)
+    check_blocks("mlp", batch_invariant, in_features=w1.shape[1], hidden_features=w2.shape[1])
+    if needs_gradient(w1) or needs_gradient(x):
+        check_blocks("mlp", batch_invariant, out_features=w2.shape[0], hidden_rows=w1.shape[0])
     if torch.is_grad_enabled() and torch._C._any_requires_grad(x, w1, b1, w2, b2):
         return autocast.apply(_Mlp, x, w1, b1, w2, b2, shadow1, shadow2, activation, dtype, batch_invariant)[0]
     w1_16 = cast(w1, dtype) if shadow1 is None else shadow1
     w2_16 = cast(w2, dtype) if shadow2 is None else shadow2
     options = gemm_options(w1_16, batch_invariant=batch_invariant)
-    h = gemm_op(flat(cast(x, dtype)), w1_16.t(), readable_bias(b1, dtype), activation=activation, **options)[0]
-    return like(x, gemm_op(h, w2_16.t(), readable_bias(b2, dtype), **options)[0])
+    h = gemm(flat(cast(x, dtype)), w1_16.t(), readable_bias(b1, dtype), activation=activation, **options)[0]
+    return like(x, gemm(h, w2_16.t(), readable_bias(b2, dtype), **options)[0])
 
 
 def _check(x, w1, b1, w2, b2, shadow1, shadow2, dtype: torch.dtype, autocast: bool, activation: str) -> None:
@@ -185,13 +193,13 @@ def samples(device: str) -> Iterator[Sample]:
         options = {"activation": activation, "compute_dtype": dtype}
         yield (x, w1, None, w2), options
         shadows = w1.detach().to(dtype), w2.detach().to(dtype)
-        yield (x[0, 0], w1, b1, w2, None, *shadows), {**options, "batch_invariant": True}
+        yield (x[0, 0], w1, b1, w2, None, *shadows), {**options, "batch_invariant": 1}
         yield problem(activation, dtype, grad=False), {"activation": activation}
 
 
 op = define(
     "mlp(Tensor x, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2=None, Tensor? shadow1=None, "
-    'Tensor? shadow2=None, *, str activation="gelu", ScalarType? compute_dtype=None, bool batch_invariant=False) '
+    'Tensor? shadow2=None, *, str activation="gelu", ScalarType? compute_dtype=None, int batch_invariant=0) '
     "-> Tensor",
     _mlp,
     samples=samples,
@@ -253,7 +261,7 @@ def mlp(
     check_tensors("mlp", optional=True, bias1=bias1, bias2=bias2)
     if is_dtensor(x) or is_dtensor(weight1):
         return linear(linear(x, weight1, bias1, activation=activation), weight2, bias2)
-    invariant = is_batch_invariant()
+    invariant = k_blocks()
     if autocast.eager(x, weight1, weight2):
         dtype = autocast.dtype_on(x.device.type)
         shadows = fresh_shadow(weight1, dtype), fresh_shadow(weight2, dtype)

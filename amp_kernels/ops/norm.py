@@ -23,13 +23,15 @@ from torch import Tensor
 from .._checks.lists import FLOATS, KERNEL_DTYPES
 from .._checks.operands import check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast, nodes
+from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define, is_traced
 from .._dispatch.samples import Normal
 from .._raw import dropout, norm_backward, norm_forward
 from .._raw._norm import check_like, check_rate
 from .._sharding.dtensor import by_rows, is_dtensor
+from . import _main_grad
 from ._autograd import under_transform
-from ._tensors import cast, is_strided, reshaped
+from ._tensors import aligned, cast, is_strided, reshaped
 from .dropout_add import Dropout
 from .linear import gradient_dtype
 
@@ -42,6 +44,9 @@ class _Norm(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         y, total, mean, rstd = _forward(x, weight, bias, residual, seed, dimensions, eps, centred, out_dtype, dropout_p)
         ctx.options, ctx.dropout_p = (dimensions, eps, centred), dropout_p
+        ctx.batch_invariant = is_batch_invariant()
+        if ctx.batch_invariant:
+            _main_grad.prepare(weight, bias)
         ctx.dtypes = [None if t is None else gradient_dtype(t) for t in (x, weight, bias, residual)]
         ctx.save_for_backward(x if total is None else total, weight, bias, mean if centred else None, rstd, seed)
         return y, total
@@ -56,7 +61,12 @@ class _Norm(torch.autograd.Function):
             found = *_differentiable_backward(ctx.options, x, weight, bias, grad, grad_sum, needs), None
         else:
             branch = seed, ctx.dropout_p, ctx.dtypes[0] if needs[0] else None
-            found = _backward(ctx.options[0], x, weight, mean, rstd, grad, grad_sum, needs, *branch)
+            if ctx.batch_invariant:
+                grad, grad_sum = aligned(grad), aligned(grad_sum)
+            in_kernel = (needs[0], False, False, needs[3]) if ctx.batch_invariant else needs
+            found = _backward(ctx.options[0], x, weight, mean, rstd, grad, grad_sum, in_kernel, *branch)
+            if ctx.batch_invariant:
+                found = found[0], *_parameter_gradients(ctx, x, weight, bias, mean, rstd, grad), found[3]
         of_x, of_weight, of_bias, of_branch = found
         if of_branch is None:
             of_branch = of_x
@@ -70,6 +80,22 @@ class _Norm(torch.autograd.Function):
             ),
             *(None,) * 6,
         )
+
+
+def _parameter_gradients(ctx, x, weight, bias, mean, rstd, grad) -> Iterator[Tensor | None]:
+    """The gradients of weight and bias as sums whose order does not depend on the number of rows."""
+    of_rows = x.reshape(rstd.shape[0], -1), mean, rstd
+    position = 1
+    for parameter, needed, norm, dtype in zip(
+        (weight, bias), ctx.needs_input_grad[1:3], (of_rows, ()), ctx.dtypes[1:3], strict=True
+    ):
+        if not needed:
+            yield None
+        else:
+            total = _main_grad.Total(ctx, position, parameter.shape, grad.device)
+            total.add_rows(grad.reshape(rstd.shape[0], -1), *norm)
+            yield total.gradient(dtype)
+        position += parameter is not None
 
 
 def _forward(
@@ -179,6 +205,8 @@ def _norm(
     fused = is_traced(x) and seed is None  # the raw ops make the mask of a seed
     if x.dtype == torch.float64 or x.numel() == 0 or under_transform() or fused:
         return _composed(x, shape, weight, bias, residual, seed, eps, centred, out_dtype, dropout_p)
+    if is_batch_invariant():
+        x, residual = aligned(x), aligned(residual)
     arguments = x, weight, bias, residual, seed, len(shape), eps, centred, out_dtype, dropout_p
     recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in arguments[:4])
     y, total = autocast.apply(_Norm, *arguments) if recorded else _forward(*arguments)[:2]

@@ -15,17 +15,20 @@ from torch import Tensor
 from .._checks.lists import FLOATS, KERNEL_DTYPES
 from .._checks.operands import check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast, nodes
+from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define, is_traced
 from .._dispatch.samples import Normal
 from .._raw import softmax_rows
 from .._sharding.dtensor import by_rows, is_dtensor
 from ._autograd import under_transform
-from ._tensors import is_strided, reshaped
+from ._tensors import aligned, is_strided, reshaped
 
 
 class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, mask, log, safe, out_dtype):
+        ctx.batch_invariant = is_batch_invariant()
+        x = aligned(x) if ctx.batch_invariant else x
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         y, statistics = softmax_rows.forward_op(rows, _rows_of(mask, x), log=log, safe=safe, out_dtype=out_dtype)
         y = reshaped(y, x.shape)
@@ -42,6 +45,7 @@ class _Softmax(torch.autograd.Function):
             result = _differentiable_backward(grad, of, mask, ctx.log, ctx.safe).to(ctx.dtype)
         else:
             columns = of.shape[-1]
+            grad = aligned(grad) if ctx.batch_invariant else grad
             result = softmax_rows.backward_op(
                 grad.reshape(-1, columns).contiguous(),
                 of.reshape(-1, columns).contiguous(),

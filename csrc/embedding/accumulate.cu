@@ -11,6 +11,8 @@
 // and must cost no read. An index out of range, which the CPU refuses, must not be followed.
 #include "embedding/call.h"
 
+#include <type_traits>
+
 #include "base/half.h"
 #include "device/launch.cuh"
 #include "device/memory.cuh"
@@ -169,6 +171,55 @@ embedding_joints_kernel(AK_PARAM(EmbeddingAccumulate) p, EmbeddingPieces pieces)
                               [&](int64_t piece, int64_t column) { join_pieces<Out, V>(p, pieces, piece, column); });
 }
 
+/// The runs that begin in a piece, to their ends: entry after entry is added to what `out` holds.
+template <class Grad, int V>
+AK_DEVICE void add_runs_in_order(const EmbeddingAccumulate& p, const EmbeddingPieces& pieces, int64_t piece,
+                                 int64_t column) {
+  constexpr int kInFlight = 8;
+  const int64_t begin = piece * pieces.size;
+  const int64_t end = begin + pieces.size < p.entries ? begin + pieces.size : p.entries;
+  const Grad* grad = static_cast<const Grad*>(p.grad) + column;
+  int64_t i = begin;
+  while (i < end) {
+    const int64_t row = load(p.sorted + i);
+    const int64_t behind = first_above(p, i + 1, p.entries, row, false);
+    if (counts(p, row) && (i == 0 || load(p.sorted + i - 1) != row)) {
+      float* const out = static_cast<float*>(p.out) + row * p.columns + column;
+      const auto held = load_vec<V>(out);
+      float sum[V];
+      AK_UNROLL
+      for (int j = 0; j < V; j++) sum[j] = held[j];
+      for (int64_t first = i; first < behind; first += kInFlight) {
+        Vec<Grad, V> fetched[kInFlight];
+        bool exists[kInFlight];
+        AK_UNROLL
+        for (int k = 0; k < kInFlight; k++) {
+          const int64_t at = first + k < behind ? load(p.order + first + k) : -1;
+          exists[k] = at >= 0 && at < p.entries;
+          fetched[k] = exists[k] ? load_vec<V, Cache::kStreaming>(grad + at * p.columns) : Vec<Grad, V>{};
+        }
+        AK_UNROLL
+        for (int k = 0; k < kInFlight; k++) {
+          if (exists[k]) add_to(sum, fetched[k]);
+        }
+      }
+      Vec<float, V> total;
+      AK_UNROLL
+      for (int j = 0; j < V; j++) total[j] = sum[j];
+      store_vec(out, total);
+    }
+    i = behind;
+  }
+}
+
+template <class Grad, int kThreads, int V>
+AK_KERNEL(kThreads, kResidentThreads / kThreads)
+embedding_in_order_kernel(AK_PARAM(EmbeddingAccumulate) p, EmbeddingPieces pieces) {
+  for_each_place<kThreads, V>(pieces.count, p.columns, [&](int64_t piece, int64_t column) {
+    add_runs_in_order<Grad, V>(p, pieces, piece, column);
+  });
+}
+
 template <class Out, class Grad, int kThreads, int V>
 Status run_embedding(const EmbeddingAccumulate& p, Stream stream) {
   const EmbeddingPieces pieces = embedding_pieces(p.entries);
@@ -178,6 +229,12 @@ Status run_embedding(const EmbeddingAccumulate& p, Stream stream) {
                       .grid = static_cast<int>(std::min<int64_t>(places, resident)),
                       .block = kThreads,
                       .stream = stream};
+  if constexpr (std::is_same_v<Out, float>) {
+    if (p.in_order) {
+      config.name = "embedding_in_order";
+      return launch(embedding_in_order_kernel<Grad, kThreads, V>, config, p, pieces);
+    }
+  }
   const Status status = launch(embedding_pieces_kernel<Out, Grad, kThreads, V>, config, p, pieces);
   if (!status.ok() || pieces.count == 1) return status;
   config.name = "embedding_joints";

@@ -11,7 +11,9 @@ namespace ak {
 
 /// out[r] += sum of grad[order[i]] over the entries i with sorted[i] = r, in fp32, rounded once. `out` is rows x
 /// columns, `grad` entries x columns, both dense, each fp32, fp16 or bf16; `sorted` ascends. An entry of padding_idx or
-/// out of range is ignored. by_frequency: the sum is divided by the number of its entries.
+/// out of range is ignored. by_frequency: the sum is divided by the number of its entries. in_order, of an fp32 `out`
+/// and without by_frequency: entry after entry is added to out[r] itself, so that a call for each part of the entries
+/// gives the bits of one call for all.
 struct EmbeddingAccumulate {
   void* out;
   const void* grad;
@@ -19,7 +21,7 @@ struct EmbeddingAccumulate {
   float* partial;  // scratch of embedding_scratch_bytes(entries, columns); the CPU needs none
   DType out_type, grad_type;
   int64_t rows, entries, columns, padding_idx;
-  bool by_frequency;
+  bool by_frequency, in_order;
 };
 
 /// The sorted entries are cut into pieces. The cuts depend on the number of entries alone, and so the bits do too.

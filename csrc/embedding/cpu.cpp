@@ -30,10 +30,12 @@ Status embedding_accumulate(const EmbeddingAccumulate& call, Stream) {
   const int64_t columns = call.columns;
   const auto add_run = [&](int64_t first, int64_t behind, std::vector<float>& sum) {
     std::fill(sum.begin(), sum.end(), 0.0f);
+    float* const total = call.in_order ? static_cast<float*>(call.out) + call.sorted[first] * columns : sum.data();
     with_narrow_dtype(call.grad_type, [&]<typename T>(T) {
       for (int64_t i = first; i < behind; ++i)
-        add_span(static_cast<const T*>(call.grad) + call.order[i] * columns, sum.data(), columns);
+        add_span(static_cast<const T*>(call.grad) + call.order[i] * columns, total, columns);
     });
+    if (call.in_order) return;
     const float count = call.by_frequency ? static_cast<float>(behind - first) : 1.0f;
     with_narrow_dtype(call.out_type, [&]<typename T>(T) {
       add_quotient_span(sum.data(), count, static_cast<T*>(call.out) + call.sorted[first] * columns, columns);

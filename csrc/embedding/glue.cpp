@@ -18,7 +18,7 @@ void check_values(const EmbeddingAccumulate& p, const char* op) {
 }
 
 void run_embedding_accumulate(Tensor out, const Tensor& grad, const Tensor& sorted, const Tensor& order,
-                              int64_t padding_idx, bool scale_by_frequency) {
+                              int64_t padding_idx, bool scale_by_frequency, bool in_order) {
   constexpr const char* op = "embedding_accumulate_";
   OpCall call(op, {"out"}, out);
   for (const auto& [name, t] : {std::pair{"out", &std::as_const(out)}, {"grad", &grad}}) {
@@ -32,6 +32,8 @@ void run_embedding_accumulate(Tensor out, const Tensor& grad, const Tensor& sort
     AK_CHECK(t->dim() == 1 && t->is_contiguous() && t->size(0) == grad.size(0), op, ": ", name,
              " must be contiguous with shape (", grad.size(0), "); got ", Ints{t->sizes()});
   }
+  AK_CHECK(!in_order || (out.scalar_type() == ScalarType::Float && !scale_by_frequency), op,
+           ": in_order takes a float32 out and no scale_by_frequency");
   EmbeddingAccumulate p{.out = call.write({"out"}, out),
                         .grad = call.read({"grad"}, grad),
                         .sorted = call.read<int64_t>({"sorted"}, sorted),
@@ -43,10 +45,11 @@ void run_embedding_accumulate(Tensor out, const Tensor& grad, const Tensor& sort
                         .entries = grad.size(0),
                         .columns = grad.size(1),
                         .padding_idx = padding_idx,
-                        .by_frequency = scale_by_frequency};
+                        .by_frequency = scale_by_frequency,
+                        .in_order = in_order};
   if (call.kOnCpu) {
     check_values(p, op);
-  } else {
+  } else if (!in_order) {
     p.partial = static_cast<float*>(call.scratch(embedding_scratch_bytes(p.entries, p.columns)));
   }
   call.launch(embedding_accumulate, p);

@@ -48,7 +48,9 @@ struct GemmProblem {
   const void* b;
   DType type = DType::kBFloat16;  ///< of A and B: fp16 or bf16
   GemmValues c;
-  bool accumulate = false;  ///< adds to an fp32 C, without a residual
+  /// Adds to an fp32 C, without a residual. With batch_invariant and alpha 1 the sum over k starts from C, so that the
+  /// parts of a k that is cut at multiples of 64 give the bits of the whole.
+  bool accumulate = false;
   /// C, of the type of A and B, is its lower triangle and the mirror image of that, whatever A B is. Takes alpha, beta,
   /// a residual of C's type and `diagonal`; m = n.
   bool symmetric = false;
@@ -63,12 +65,13 @@ struct GemmProblem {
   GemmEpilogue epilogue;
 };
 
-/// A product for each group of rows of A and C, or of terms. A group's range ends before `offs[group]`, an end in device
-/// memory that is clamped to [previous end, m or k], and begins at the end of the one before; ranges may be empty.
+/// A product for each group of rows of A and C, or of terms. A group's range ends before `offs[group]`, an end in
+/// device memory that is clamped to [previous end, m or k], and begins at the end of the one before; ranges may be
+/// empty.
 ///
-/// Rows: `product` has all rows, group g takes B + g batch_stride_b and a bias at g bias.batch_stride, and rows of C (and
-/// of z) behind the last end are zero. Sums: `product` has all terms, and C + g c.batch_stride takes the product over
-/// those of group g, which is 0 without terms; with `accumulate` such a C is not touched. Its `batch` is 1.
+/// Rows: `product` has all rows, group g takes B + g batch_stride_b and a bias at g bias.batch_stride, and rows of C
+/// (and of z) behind the last end are zero. Sums: `product` has all terms, and C + g c.batch_stride takes the product
+/// over those of group g, which is 0 without terms; with `accumulate` such a C is not touched. Its `batch` is 1.
 struct GroupedProblem {
   GemmProblem product;
   bool sums;
@@ -100,6 +103,9 @@ inline bool is_plain(const GemmEpilogue& e) {
   return e.alpha == 1.0f && e.diagonal == 0.0f && e.activation == Activation::none && !e.bias.data &&
          !e.residual.data && !e.z.data && !e.preact.data && !e.column_sums;
 }
+
+/// True if the sum over k starts from C.
+inline bool is_chained(const GemmProblem& q) { return q.accumulate && q.batch_invariant && q.epilogue.alpha == 1.0f; }
 
 /// True if two columns of B make one of C: forward of swiglu.
 inline bool is_halved(const GemmProblem& q) {

@@ -59,7 +59,8 @@ struct GemmRequest {
   bool plain = true;             ///< no epilogue: is_plain()
   bool in_registers = true;      ///< alpha or a bias at most: gemm_sm90_in_registers()
   bool tma_epilogue = true;      ///< TMA can move every operand: gemm_sm90_tma_epilogue()
-  bool batch_invariant = false;  ///< tile and splits may depend on n and k alone
+  bool batch_invariant = false;  ///< the kernel follows from the GPU and the dtypes alone, and K is not split
+  bool chained = false;          ///< the sums start from C: is_chained()
   bool symmetric = false;        ///< the lower triangle, mirrored
 
   bool tma_operands() const { return tma_a && tma_b; }
@@ -97,7 +98,7 @@ inline double memory_time(const GemmRequest& r, const GemmRates& rates, double t
   const double a = 2.0 * r.k * r.m * (tiles_n > 1 ? 1 + rates.crossing : 1);
   const double b = 2.0 * r.k * r.n * (tiles_m > 1 ? 1 + rates.crossing : 1);
   const double stored = r.out_bytes / rates.dram;
-  const double c = r.out_bytes == 8 ? std::max(stored, 4 / rates.reduce) : stored;  // 8: accumulated
+  const double c = r.out_bytes == 8 && !r.chained ? std::max(stored, 4 / rates.reduce) : stored;  // 8: accumulated
   return r.batch * ((a + b) / rates.dram + r.m * columns * (c + r.side_bytes / rates.dram));
 }
 
@@ -232,7 +233,8 @@ inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTi
   const double alone = warp.lone_cycles(of_warp) * (t.pingpong ? kBesideProducts : 1);
   // The warps of a scheduler, one per group, fill each other's idle cycles.
   const double epilogue = rate.turn + (finish == Sm90Finish::kPlain ? 0 : kOperand) +
-                          std::max(alone, groups * warp.instructions.of(of_warp) / kIssue);
+                          std::max(alone, groups * warp.instructions.of(of_warp) / kIssue) +
+                          (r.chained ? kOperand + t.m * t.n * 4.0 / rate.l2 : 0);
   const double busy = t.pingpong ? std::max(product, (product + epilogue) / 2) : product + epilogue;
   double outside = rate.start;
   // Parts are written to memory, and the last to arrive reads them.

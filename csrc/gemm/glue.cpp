@@ -40,15 +40,6 @@ struct Call {
     problem.k = as_int(op, a_in.size(d - 1));
     problem.batch = d == 3 ? as_int(op, a_in.size(0)) : 1;
     problem.batch_invariant = batch_invariant;
-#ifndef AK_ON_CPU
-    // Then K alone says which kernel may run (request_of), whatever rows of a larger tensor A is.
-    if (batch_invariant && problem.k % 8 == 0 &&
-        !gemm_sm90_reads(a.tensor.const_data_ptr(), a.lies.ld, batch_stride_of(a.tensor))) {
-      const Tensor rows = torch::stable::contiguous(a_in);
-      a = TensorOperand(
-          reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 == 0 ? rows : torch::stable::clone(rows), d - 1);
-    }
-#endif
   }
 
   static const Tensor& checked(const char* op, const Tensor& a, const Tensor& b) {
@@ -188,6 +179,14 @@ void run_gemm_accumulate(const Tensor& c, const Tensor& a, const Tensor& b, doub
     e.beta = static_cast<float>(beta);
     e.residual = call.problem.c;
   }
+#ifndef AK_ON_CPU
+  if (is_chained(call.problem)) {
+    if (call.problem.k == 0) return;
+    const int64_t d = call.a.tensor.dim();
+    call.a.lie_across(d - 1);
+    call.b.lie_across(d - 2);
+  }
+#endif
   call.run();
 }
 

@@ -38,6 +38,17 @@ struct TensorOperand {
     lies = *as_given;
   }
 
+  // Lines across k, also of a batch: those of gemm_sm90_chained.
+  void lie_across(int64_t k_dim) {
+    if (!lies.k_contiguous) return;
+    const int64_t d = tensor.dim(), other = k_dim == d - 1 ? d - 2 : d - 1;
+    if (tensor.size(other) > 1) {
+      const auto turned = [&](const Tensor& t) { return k_dim == d - 1 ? torch::stable::transpose(t, -2, -1) : t; };
+      tensor = turned(torch::stable::contiguous(turned(tensor)));
+    }
+    lies = {tensor.size(k_dim) == 1 ? (tensor.size(other) + 7) / 8 * 8 : tensor.stride(k_dim), false};
+  }
+
   // Copies a matrix whose lines are not along k, or not across it, as asked for.
   void lay(int64_t k_dim, bool along_k) {
     if (lies.k_contiguous == along_k) return;

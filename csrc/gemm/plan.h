@@ -28,7 +28,8 @@ constexpr double kSplitDoubt = 1.06;
 
 inline bool sm90_takes(const GemmRequest& r, const GemmTile& t, bool swap) {
   const bool swiglu = r.activation == Activation::swiglu;
-  if (swap && (swiglu || r.column_sums)) return false;
+  if (swap && (swiglu || r.column_sums || r.chained)) return false;
+  if (r.chained && !gemm_sm90_chains(t)) return false;
   if (sm90_finish(r, t, swap) >= Sm90Finish::kTma && !gemm_sm90_takes_epilogue(t)) return false;
   const bool n_major_b = swap ? r.m_major_a : r.n_major_b;
   if (!gemm_sm90_takes_layout(t, swap ? r.n_major_b : r.m_major_a, n_major_b)) return false;
@@ -55,12 +56,10 @@ inline GemmPlan plan_symmetric(const GemmRequest& r, const GemmChip& chip) {
 }  // namespace detail
 
 /// The plan for one call; kernel is kNone if no kernel of the build runs on the chip.
-inline GemmPlan plan_gemm(const GemmRequest& request, const GemmChip& chip) {
-  GemmRequest r = request;
-  if (r.batch_invariant) {  // a row's result must not depend on the number of rows: plan for a fixed one
-    r.m = 4096;
-    r.batch = 1;
-  }
+///
+/// batch_invariant: an element's sum over k is one chain in any tile, swapped or not, in any cluster, so the tile may
+/// suit the number of rows. The kernel may not: the instructions of gemm_sm90 and gemm_sm80 group k differently.
+inline GemmPlan plan_gemm(const GemmRequest& r, const GemmChip& chip) {
   if (r.symmetric) return detail::plan_symmetric(r, chip);
   constexpr int kSplits[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
   constexpr int kLeastSteps = 4;  // k steps per split: fewer would only fill the pipeline
@@ -83,7 +82,7 @@ inline GemmPlan plan_gemm(const GemmRequest& request, const GemmChip& chip) {
     if (!chip.sm90 || chip.capability != 90) return;
     for (int i = 0; i < kGemmTileCount; i++) {
       for (bool swap : {false, true}) {
-        if (swap && (q.batch_invariant || q.m > 64)) continue;  // for few rows: its epilogue is elementwise
+        if (swap && q.m > 64) continue;  // for few rows: its epilogue is elementwise
         if (!detail::sm90_takes(q, kGemmTiles[i], swap)) continue;
         each_split(q.k, [&](int splits) {
           const double time = extra + detail::sm90_time(q, chip, kGemmTiles[i], splits, swap);
@@ -96,6 +95,7 @@ inline GemmPlan plan_gemm(const GemmRequest& request, const GemmChip& chip) {
     if (!chip.sm80 || chip.capability < 80) return;
     for (GemmSm80Tile tile : kGemmSm80Tiles) {
       const int i = static_cast<int>(tile);
+      if (q.chained && !gemm_sm80_chains(tile)) continue;
       each_split(q.k, [&](int splits) {
         const double time = extra + detail::sm80_time(q, chip, detail::kSm80Tiles[i], splits);
         consider({GemmKernel::kSm80, i, splits, false, false, phases, time});
@@ -103,7 +103,7 @@ inline GemmPlan plan_gemm(const GemmRequest& request, const GemmChip& chip) {
     }
   };
   consider_sm90(r, detail::repack_time(r, chip.rates));
-  if (best.kernel != GemmKernel::kNone && r.tma_operands()) return best;
+  if (best.kernel != GemmKernel::kNone && (r.tma_operands() || r.batch_invariant)) return best;
   consider_sm80(r, 0);
   // Phases are not worth it if their results need more memory than copies of the operands.
   const bool small = 4 * r.phases.size(r.m, r.n) <= 2 * detail::unaligned_elements(r);
@@ -124,9 +124,9 @@ inline GemmPlan plan_gemm_once(const GemmRequest& request, const GemmChip& chip)
     GemmRates rates;
     bool operator==(const Key&) const = default;
     std::size_t hash() const {
-      const bool flags[] = {r.m_major_a,    r.n_major_b,       r.tma_a,     r.tma_b,       r.tma_output, r.row_output,
-                            r.odd_operands, r.backward,        r.keeps_z,   r.column_sums, r.plain,      r.in_registers,
-                            r.tma_epilogue, r.batch_invariant, r.symmetric, sm90};
+      const bool flags[] = {r.m_major_a,    r.n_major_b,       r.tma_a,   r.tma_b,       r.tma_output, r.row_output,
+                            r.odd_operands, r.backward,        r.keeps_z, r.column_sums, r.plain,      r.in_registers,
+                            r.tma_epilogue, r.batch_invariant, r.chained, r.symmetric,   sm90};
       unsigned bits = 0;
       for (const bool flag : flags) bits = bits << 1 | flag;
       return hash_of(r.m, r.n, r.k, r.batch, bits, r.out_bytes, r.side_bytes, static_cast<int>(r.activation));
@@ -147,8 +147,7 @@ inline GemmRequest request_of(const GemmProblem& q) {
     return reinterpret_cast<uintptr_t>(p) | static_cast<uint64_t>(ld * 2) |
            static_cast<uint64_t>(q.batch > 1 ? batch_stride * 2 : 0);
   };
-  // A single row has a meaningless row stride; batch_invariant assumes that of several contiguous rows.
-  const uint64_t a = q.batch_invariant ? static_cast<uint64_t>(q.k) * 2 : bits(q.a, q.ld_a, q.batch_stride_a);
+  const uint64_t a = bits(q.a, q.ld_a, q.batch_stride_a);
   const uint64_t b = bits(q.b, q.ld_b, q.batch_stride_b);
   GemmRequest r;
   r.m = q.m, r.n = q.n, r.k = q.k, r.batch = q.batch;
@@ -165,12 +164,12 @@ inline GemmRequest request_of(const GemmProblem& q) {
   r.activation = e.activation;
   r.plain = is_plain(e);
   r.in_registers = gemm_sm90_in_registers(q);
-  // Strides of single rows or matrices are meaningless, so batch_invariant looks at the columns alone.
-  r.tma_epilogue = q.batch_invariant ? columns_of_sums(q) * bytes_of(q.c.type) % 16 == 0 : gemm_sm90_tma_epilogue(q);
+  r.tma_epilogue = gemm_sm90_tma_epilogue(q);
   r.keeps_z = e.z.data != nullptr;
   r.backward = e.preact.data != nullptr;
   r.column_sums = e.column_sums != nullptr;
   r.batch_invariant = q.batch_invariant;
+  r.chained = is_chained(q);
   r.symmetric = q.symmetric;
   return r;
 }

@@ -36,6 +36,7 @@ struct GemmQuestion {
     take("in_registers", request.in_registers);
     take("tma_epilogue", request.tma_epilogue);
     take("batch_invariant", request.batch_invariant);
+    take("chained", request.chained);
     take("symmetric", request.symmetric);
     take("sm_count", chip.sm_count);
     take("capability", chip.capability);

@@ -66,6 +66,11 @@ BUDGETS = {
         why="four rows of 8 columns on their way to a thread; 640 threads share an SM"),
     "embedding_joints_kernel": Budget(registers=96, shared=0,
         why="four partial sums of 8 columns on their way to a thread; 640 threads share an SM"),
+    "embedding_in_order_kernel": Budget(registers=96, shared=0,
+        why="eight rows of 8 columns on their way to a thread; 640 threads share an SM"),
+    "unit_sums_kernel": Budget(registers=64, shared=0, blocks=4,
+        why="bandwidth: 16 rows of a thread's column in flight, or 8 of gradient and input; 4 blocks of 256 share an SM"),
+    "unit_chain_kernel": Budget(registers=64, shared=0, threads=32, why="16 units of a thread's column in flight"),
     "softmax_rows_ring_kernel": Budget(registers=128, shared=0, whole_sectors=True,
         opcodes={"LDGSTS": 2 * RING_COPIES, "MUFU.EX2": TEAM_COLUMNS},
         why="up to 32 columns of the row and of its mask; 16 warps an SM; the rows' bytes are in flight to shared "
@@ -132,7 +137,8 @@ BUDGETS = {
     "gemm_sm80_kernel": Budget(registers=255, shared=0, spilled=("sm_120", "TileILi64ELi64E", 16),
         opcodes={"HMMA.16816.F32": 2 * (64 + 2 * (64 + 16)), "LDSM.16": 2 * 2 * (21 + 2 * (21 + 11)),
                  "LDGSTS.E.BYPASS.128": 10 * 12},
-        why="10 instances, 4 for symmetric results: 128 sums and two sets of fragments. A step of 32 k is 64 mma a warp, "
+        why="14 instances, 4 for symmetric results and 4 whose sums start from C: 128 sums and two sets of fragments. A step of "
+            "32 k is 64 mma a warp, "
             "16 in the small tile, which on sm_120 keeps four words in memory"),
     "gemm_sm80_grouped_kernel": Budget(registers=255, shared=0, spilled=("sm_120", "TileILi128ELi128E", 16),
         opcodes={"HMMA.16816.F32": 2 * 64, "LDSM.16": 2 * 2 * 21, "LDGSTS.E.BYPASS.128": 2 * 12},

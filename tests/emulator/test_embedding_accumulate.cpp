@@ -1,6 +1,7 @@
 // embedding_accumulate on the emulator: sums of small integers, which are exact in any order, so that every entry that
 // is lost, counted twice or added to another row shows; over runs within and across pieces, types, widths and
 // addresses.
+#include <algorithm>
 #include <cmath>
 
 #include "embedding/accumulate.cu"
@@ -116,6 +117,57 @@ void types_and_addresses(Cases& cases) {
   }
 }
 
+/// Entry after entry onto what `out` holds: numbers whose sum depends on the order, in one call and in two.
+std::string in_order(const std::vector<int64_t>& runs, int64_t columns, int64_t cut) {
+  std::vector<int64_t> sorted;
+  for (size_t r = 0; r < runs.size(); r++) sorted.insert(sorted.end(), static_cast<size_t>(runs[r]), int64_t(r));
+  const size_t entries = sorted.size(), width = static_cast<size_t>(columns), rows = runs.size();
+  Rng rng(entries);
+  std::vector<float> values(entries * width), want(rows * width, 0.1f);
+  for (float& value : values) value = std::ldexp(static_cast<float>(rng() % 1000) / 1000 - 0.5f, int(rng() % 9));
+  // Token t has the word sorted[token_of_word[t]]; tokens are in order within a word.
+  std::vector<int64_t> words = sorted;
+  std::shuffle(words.begin(), words.end(), rng);
+  for (size_t t = 0; t < entries; t++) {
+    if (words[t] == 1) continue;  // padding
+    for (size_t c = 0; c < width; c++) want[static_cast<size_t>(words[t]) * width + c] += values[t * width + c];
+  }
+  emu::Buffer<float> out("out", std::vector<float>(rows * width, 0.1f));
+  for (const auto& [first, last] :
+       {std::pair<size_t, size_t>{0, static_cast<size_t>(cut)}, {static_cast<size_t>(cut), entries}}) {
+    if (first == last) continue;
+    std::vector<int64_t> order(last - first), index;
+    for (size_t i = 0; i < order.size(); i++) order[i] = static_cast<int64_t>(i);
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+      return words[first + static_cast<size_t>(a)] < words[first + static_cast<size_t>(b)];
+    });
+    for (const int64_t i : order) index.push_back(words[first + static_cast<size_t>(i)]);
+    emu::Buffer<float> grad("grad", {values.begin() + int64_t(first * width), values.begin() + int64_t(last * width)});
+    emu::Buffer<int64_t> sorted_words("sorted", index), place("order", order);
+    EmbeddingAccumulate p{};
+    p.out = out.data(), p.grad = grad.data(), p.sorted = sorted_words.data(), p.order = place.data();
+    p.out_type = p.grad_type = DType::kFloat32;
+    p.rows = static_cast<int64_t>(rows), p.entries = static_cast<int64_t>(last - first), p.columns = columns;
+    p.padding_idx = 1;
+    p.in_order = true;
+    const std::string error = message_of(embedding_accumulate(p, nullptr));
+    if (!error.empty()) return error;
+  }
+  for (size_t i = 0; i < want.size(); i++) {
+    if (out[i] != want[i]) return emu::format("out[%zu] is %.9g, expected %.9g", i, out[i], want[i]);
+  }
+  return out.check_red_zones();
+}
+
+void orders(Cases& cases) {
+  for (const int64_t columns : {24, 7, 264}) {
+    for (const int64_t cut : {0, 1, 30}) {
+      cases.check(emu::format("in order, %d columns, cut at %d", int(columns), int(cut)),
+                  [&] { return in_order({5, 3, 30, 1, 16, 40, 9}, columns, cut); });
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ak::test
 
@@ -123,5 +175,6 @@ int main(int argc, char** argv) {
   ak::test::Cases cases("embedding_accumulate", ak::test::Seeds(argc, argv, 2));
   ak::test::runs(cases);
   ak::test::types_and_addresses(cases);
+  ak::test::orders(cases);
   return cases.finish();
 }

@@ -201,9 +201,24 @@ def test_a_row_is_the_same_alone_and_from_an_unaligned_place(capability):
         many = gemm(a, b, batch_invariant=True)
         for rows in (a[3:4], shifted, shifted[3:4]):
             few = gemm(rows, b, batch_invariant=True)
-            (launch,) = launches()
-            assert launch.name == ("gemm_sm90" if capability == "9.0" else "gemm_sm80")
+            assert launches()[-1].name == ("gemm_sm90" if capability == "9.0" else "gemm_sm80")
             assert torch.equal(few, many if len(few) == 9 else many[3:4])
+
+
+def test_a_sum_starts_from_what_it_is_added_to(capability):
+    """In every layout: along k, across, apart and of one line."""
+    for m, n, k in ((24, 40, 72), (1, 16, 70), (16, 1, 64), (8, 8, 1)):
+        a, b = torch.randint(-2, 3, (m, k)).bfloat16(), torch.randint(-2, 3, (k, n)).bfloat16()
+        apart = (
+            torch.zeros(k, 2 * m).bfloat16()[:, ::2].copy_(a.t()).t(),
+            torch.zeros(k, n + 3).bfloat16()[:, :n].copy_(b),
+        )
+        for x, y in ((a, b), (a.t().contiguous().t(), b), (a, b.t().contiguous().t()), apart):
+            c = torch.full((m, n), 3.0)
+            with ak.backend("emulate"):
+                gemm_accumulate_(c, x, y, batch_invariant=True)
+            assert launches()[-1].name == ("gemm_sm90" if capability == "9.0" else "gemm_sm80")
+            assert torch.equal(c, 3 + a.float() @ b.float())
 
 
 def test_the_planned_tile_is_the_one_that_runs():

@@ -2,7 +2,8 @@
 //
 // AMP_KERNELS_EMULATE_SEED selects the schedule of threads and copies (default 0), AMP_KERNELS_EMULATE_CAPABILITY and
 // AMP_KERNELS_EMULATE_SMS the GPU to plan launches for (default 9.0, 132). With AMP_KERNELS_EMULATE_SECTORS set, the
-// launch log counts stores of half sectors. They are read at each call.
+// launch log counts stores of half sectors; with AMP_KERNELS_EMULATE_TRUNCATE, tensor cores align and truncate sums.
+// They are read at each call.
 #pragma once
 
 #include <algorithm>
@@ -38,6 +39,7 @@ class Target {
     if (const char* seed = std::getenv("AMP_KERNELS_EMULATE_SEED"))
       emu::options().seed = std::strtoull(seed, nullptr, 10);
     emu::options().count_sectors = std::getenv("AMP_KERNELS_EMULATE_SECTORS") != nullptr;
+    emu::options().truncate_mma = std::getenv("AMP_KERNELS_EMULATE_TRUNCATE") != nullptr;
     emu::options().runs_sm90_code = properties().capability >= 90;
   }
 

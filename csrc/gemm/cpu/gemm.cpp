@@ -258,7 +258,7 @@ AK_SIMD_CLONES void accumulate_block(const GemmProblem& q, float beta, const Sum
 }
 
 void run_accumulation(const GemmProblem& q) {
-  const float beta = q.accumulate ? 1.0f : q.epilogue.residual.data ? q.epilogue.beta : 0.0f;
+  const float beta = is_chained(q) ? 0.0f : q.accumulate ? 1.0f : q.epilogue.residual.data ? q.epilogue.beta : 0.0f;
   product(q, nullptr, [&q, beta](const SumsBlock& block) { accumulate_block(q, beta, block); });
 }
 

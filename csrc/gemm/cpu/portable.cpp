@@ -55,10 +55,11 @@ Tensor widen(const void* data, DType type, const Extents& sizes, const Extents& 
 
 constexpr int64_t kRows = 4, kColumns = 32;
 
-// out[i, j] = sum over p of a[i, p] * b[p, j] for a full tile. `b` is packed, kColumns floats a row; pointers to the
+// out[i, j] += sum over p of a[i, p] * b[p, j] for a full tile. `b` is packed, kColumns floats a row; pointers to the
 // rows of a may repeat.
 AK_SIMD_CLONES void chain_tile(const float* const* a, int64_t a_step, const float* b, int64_t k, float* out) {
-  float acc[kRows][kColumns] = {};
+  float acc[kRows][kColumns];
+  std::memcpy(acc, out, sizeof(acc));
   for (int64_t p = 0; p < k; ++p) {
     for (int64_t i = 0; i < kRows; ++i) {
       const float x = a[i][p * a_step];
@@ -73,8 +74,9 @@ struct Matrix {
   int64_t rows, columns, row_stride, column_stride;
 };
 
-// out[m, n], contiguous, of a and b in any strides. Threads share the panels of kColumns columns.
-void chain_product(const Matrix& a, const Matrix& b, float* out) {
+// out[m, n], contiguous, of a and b in any strides; the chains start from `start`, if it is not null. Threads share the
+// panels of kColumns columns.
+void chain_product(const Matrix& a, const Matrix& b, const GemmValues* start, int64_t batch, float* out) {
   const int64_t m = a.rows, n = b.columns, k = a.columns;
   torch::stable::parallel_for(0, (n + kColumns - 1) / kColumns, 1, [=](int64_t begin, int64_t end) {
     std::vector<float> packed(static_cast<size_t>(k * kColumns));
@@ -88,6 +90,12 @@ void chain_product(const Matrix& a, const Matrix& b, float* out) {
       for (int64_t row = 0; row < m; row += kRows) {
         const float* rows[kRows];
         for (int64_t i = 0; i < kRows; ++i) rows[i] = a.data + std::min(row + i, m - 1) * a.row_stride;
+        std::fill_n(tile, kRows * kColumns, 0.0f);
+        for (int64_t i = 0; start && i < std::min(kRows, m - row); ++i) {
+          const float* from = static_cast<const float*>(start->data) + batch * start->batch_stride +
+                              (row + i) * start->row_stride + column * start->column_stride;
+          for (int64_t j = 0; j < width; ++j) tile[i * kColumns + j] = from[j * start->column_stride];
+        }
         chain_tile(rows, a.column_stride, packed.data(), k, tile);
         for (int64_t i = 0; i < std::min(kRows, m - row); ++i)
           std::copy_n(tile + i * kColumns, width, out + (row + i) * n + column);
@@ -117,7 +125,8 @@ void portable_product(const GemmProblem& q, float* sums) {
     call(q.batch == 1 ? "aten::mm" : "aten::bmm", "out", {from(a), from(b), from(out)});
     return;
   }
-  for (int64_t i = 0; i < q.batch; ++i) chain_product(matrix_of(a, i), matrix_of(b, i), sums + i * elements);
+  const GemmValues* const start = is_chained(q) ? &q.c : nullptr;
+  for (int64_t i = 0; i < q.batch; ++i) chain_product(matrix_of(a, i), matrix_of(b, i), start, i, sums + i * elements);
 }
 
 }  // namespace ak

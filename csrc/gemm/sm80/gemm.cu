@@ -53,6 +53,12 @@ Status gemm_sm80(const GemmProblem& q, const GemmSm80Config& config, const GemmS
       return launch_gemm<T, Tile<64, 64, 32, 32, 4, true>>(q, splits, scratch, stream);
     return launch_gemm<T, Tile<128, 128, 64, 64, 2, true>>(q, splits, scratch, stream);
   }
+  if (is_chained(q)) {
+    if (splits > 1 || !gemm_sm80_chains(config.tile)) return refuse("gemm_sm80: this tile's sums do not start from C");
+    if (config.tile == GemmSm80Tile::k64x64)
+      return launch_gemm<T, ChainedTile<Tile<64, 64, 32, 32, 4>>>(q, splits, scratch, stream);
+    return launch_gemm<T, ChainedTile<Tile<128, 128, 64, 64, 2>>>(q, splits, scratch, stream);
+  }
   switch (config.tile) {
     case GemmSm80Tile::k128x256:
       return launch_gemm<T, Tile<128, 256, 64, 64, 1>>(q, splits, scratch, stream);

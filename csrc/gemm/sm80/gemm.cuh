@@ -32,12 +32,19 @@ struct Tile {
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kWarpM = kWarpM_, kWarpN = kWarpN_;
   static constexpr int kBlocks = kBlocks_;           // per SM, limited by registers
   static constexpr bool kTriangular = kTriangular_;  // of a symmetric C only tiles of the lower triangle are computed
+  static constexpr bool kChained = false;
   static constexpr int kWarpsM = kBlockM / kWarpM, kWarpsN = kBlockN / kWarpN;
   static constexpr int kThreads = kWarpsM * kWarpsN * kWarpThreads;
   static constexpr int kParts = kWarpN / 32;            // 2 x 16 columns each
   static constexpr int kChunks = kWarpM / 16 * kParts;  // of 16 rows and 2 x 16 columns: 16 sums per thread
   static_assert(kWarpM % 32 == 0 && kWarpN % 32 == 0, "a warp's columns are two halves of blocks of 16");
   static_assert(kBlockM % 64 == 0 && kBlockN % 64 == 0, "half a tile is a multiple of a strip");
+};
+
+/// A tile whose sums start from C.
+template <class Base>
+struct ChainedTile : Base {
+  static constexpr bool kChained = true;
 };
 
 constexpr int kMinStages = 3, kMaxStages = 4;
@@ -404,6 +411,18 @@ class Output {
   int column_[2], end_[2];
 };
 
+/// Loads a chunk of an fp32 C; zeros out of bounds.
+AK_DEVICE void load_chunk(const EpilogueArgs& finish, const Chunk& at, float (&v)[2][2][4]) {
+  AK_UNROLL
+  for (int i = 0; i < 16; i++) {
+    const int column = at.column_of(i / 8) + i / 4 % 2 * 8 + i % 2, row = at.row + i / 2 % 2 * 8;
+    const GemmValues& c = finish.c;
+    const int64_t offset = at.batch * c.batch_stride + row * c.row_stride + column * c.column_stride;
+    const bool inside = row < finish.m && column < at.end_of(i / 8);
+    v[i / 8][i / 4 % 2][i % 4] = inside ? load(static_cast<const float*>(c.data) + offset) : 0.0f;
+  }
+}
+
 /// Adds to the elements of a chunk that are on the diagonal.
 AK_DEVICE void add_diagonal(float diagonal, const Chunk& at, float (&v)[2][2][4]) {
   AK_UNROLL
@@ -442,6 +461,11 @@ AK_KERNEL(Tile::kThreads, Tile::kBlocks)
 gemm_sm80_kernel(AK_PARAM(Args) args) {
   const Work work = work_of_block<Tile>(args);
   float acc[Tile::kChunks][2][2][4] = {};
+  if constexpr (Tile::kChained) {
+    const Output<Tile> output(args, work);
+    AK_UNROLL
+    for (int c = 0; c < Tile::kChunks; c++) load_chunk(args.finish, output.chunk(c), acc[c]);
+  }
   multiply<T, Tile>(args, work, acc);
   if (args.splits > 1 && !combine_splits<Tile>(args, work, acc)) return;
   finish_tile<Tile>(args, work, acc);

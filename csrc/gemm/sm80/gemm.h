@@ -13,6 +13,9 @@ enum class GemmSm80Tile {
 };
 inline constexpr GemmSm80Tile kGemmSm80Tiles[] = {GemmSm80Tile::k128x256, GemmSm80Tile::k128x128, GemmSm80Tile::k64x64};
 
+/// True if there is an instance of the tile whose sums start from C (is_chained).
+constexpr bool gemm_sm80_chains(GemmSm80Tile tile) { return tile != GemmSm80Tile::k128x256; }
+
 /// Ways to copy the lines of an operand (rows, or columns if m- or n-major) to shared memory, fastest first.
 enum class CopyPath {
   k16Bytes,

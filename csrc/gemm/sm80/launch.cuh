@@ -69,7 +69,7 @@ Args arguments(const GemmProblem& q, int splits) {
   const bool halved = is_halved(q);
   Args args{};
   args.finish = {q.epilogue, q.c, q.m, q.n, is_plain(q.epilogue)};
-  if (q.accumulate) {
+  if (q.accumulate && !Tile::kChained) {
     args.finish.epilogue.residual = q.c;
     args.finish.epilogue.beta = 1.0f;
     args.finish.plain = false;

@@ -290,7 +290,7 @@ AK_DEVICE void store_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2]
                            const TensorMap* map, uint32_t staging, int consumer, int m, const Work& work,
                            const Args& args) {
   constexpr int kBox = kFloat ? 32 : 64, kColumns = kFloat ? 64 : Tile::kStageColumns;
-  const bool add = kFloat && args.output == Output::kAccumulate;
+  const bool add = kFloat && !Tile::kChained && args.output == Output::kAccumulate;
   const int thread = thread_in_warpgroup(), warp = thread / kWarpThreads, lane = thread % kWarpThreads;
   const uint32_t lane_base = lane_address<kFloat, false>(staging, warp, lane);
   AK_UNROLL

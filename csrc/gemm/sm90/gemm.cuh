@@ -69,7 +69,7 @@ AK_DEVICE void main_loop(Pipeline& p, const Work& work, int group, float (&acc)[
   AK_UNROLL
   for (int i = 0; i < Tile::kSlicesM; i++) wgmma_pin(acc[i]);
   int previous = -1;  // stage whose wgmma may still be running
-  for (int step = 0; step < work.steps; step++) {
+  const auto take_step = [&](bool first) {
     const uint64_t a = stage_descriptor<kMajorA>(p.a + p.stage * Tile::kBytesA + group * Tile::kSlicesM * kSliceBytes);
     const uint64_t b = stage_descriptor<kMajorB>(p.b + p.stage * Tile::kBytesB);
     mbarrier_wait(p.full + 8 * p.stage, p.phase);
@@ -78,7 +78,7 @@ AK_DEVICE void main_loop(Pipeline& p, const Work& work, int group, float (&acc)[
     for (int k16 = 0; k16 < kBlockK / 16; k16++) {
       AK_UNROLL
       for (int i = 0; i < Tile::kSlicesM; i++) {
-        const bool accumulate = step != 0 || k16 != 0;
+        const bool accumulate = Tile::kChained || !first || k16 != 0;
         wgmma<T, kMajorA, kMajorB>(acc[i], a + slice_of_descriptor<kMajorA>(i, k16),
                                    b + slice_of_descriptor<kMajorB>(0, k16), accumulate);
       }
@@ -88,7 +88,14 @@ AK_DEVICE void main_loop(Pipeline& p, const Work& work, int group, float (&acc)[
     if (previous >= 0) release(previous);
     previous = p.stage;
     p.advance();
+  };
+  int step = 0;
+  if constexpr (Tile::kChained) {
+    // Apart: ptxas serializes wgmma in a loop whose accumulators anything else defines at its entry.
+    take_step(true);
+    step++;
   }
+  for (; step < work.steps; step++) take_step(step == 0);
   all_issued();
   wgmma_wait<0>();
   if (Tile::kGrouping == Grouping::kNone || previous >= 0) release(previous);
@@ -99,6 +106,37 @@ AK_DEVICE void main_loop(Pipeline& p, const Work& work, int group, float (&acc)[
     for (int i = 0; i < Tile::kSlicesM; i++) {
       AK_UNROLL
       for (int j = 0; j < Tile::kBlockN / 2; j++) acc[i][j] = 0.0f;
+    }
+  }
+}
+
+/// Loads C into the accumulators: rows lane / 4 and 8 + lane / 4 of the warp's 16, columns 2 (lane % 4) and the next of
+/// every 8, whole sectors of 32 bytes. The producer fills the ring meanwhile.
+template <class Tile>
+AK_DEVICE void start_from_c(float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2], const Work& work, int group,
+                            const Args& args) {
+  const int thread = thread_in_warpgroup(), lane = thread % kWarpThreads;
+  const int row = work.m + group * Tile::kConsumerRows + thread / kWarpThreads * 16 + lane / 4;
+  const int column = work.n + lane % 4 * 2;
+  const bool pairs = args.path.direct == DirectStore::kIdentity;  // rows of C are aligned, of whole 16 bytes
+  AK_UNROLL
+  for (int i = 0; i < 2 * Tile::kSlicesM; i++) {
+    const int r = row + i / 2 * 64 + i % 2 * 8;
+    const char* line = address_in(args.epilogue.c, work.batch, r, column);
+    AK_UNROLL
+    for (int b = 0; b < Tile::kBlockN / 8; b++) {
+      const int left = r < args.m ? args.columns - column - 8 * b : 0;
+      float* d = acc[i / 2] + 4 * b + i % 2 * 2;
+      if (pairs) {
+        const auto v = left > 0 ? load_vec<2>(reinterpret_cast<const float*>(line + 32 * b)) : Vec<float, 2>{};
+        d[0] = v[0], d[1] = v[1];
+        continue;
+      }
+      AK_UNROLL
+      for (int e = 0; e < 2; e++) {
+        const char* at = line + (8 * b + e) * args.epilogue.c.column_bytes;
+        d[e] = left > e ? load(reinterpret_cast<const float*>(at)) : 0.0f;
+      }
     }
   }
 }
@@ -225,10 +263,11 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
         phases |= kTookTurn;
       }
       if (work.steps == Tile::kEndMark) break;
+      float acc[Tile::kSlicesM][Tile::kBlockN / 2];
+      if constexpr (Tile::kChained) start_from_c<Tile>(acc, work, group, args);
       if constexpr (Tile::kPingpong) {  // until the other consumer hands over the tensor cores
         named_barrier(kTurnBarrier + consumer, 2 * kWarpgroupThreads);
       }
-      float acc[Tile::kSlicesM][Tile::kBlockN / 2];
       main_loop<T, kMajorA, kMajorB, Tile>(p, work, group, acc, [&] {
         if constexpr (Tile::kPingpong) {
           if (next.other_follows) named_barrier_arrive(kTurnBarrier + 1 - consumer, 2 * kWarpgroupThreads);
@@ -475,6 +514,7 @@ Status run(const GemmProblem& problem, const GemmSm90Config& config, const GemmS
 template <class T>
 Status gemm_sm90(const GemmProblem& problem, const GemmSm90Config& config, const GemmScratch& scratch, Stream stream) {
   if (problem.symmetric) return gemm_sm90_symmetric<T>(problem, stream);
+  if (is_chained(problem)) return gemm_sm90_chained<T>(problem, config, stream);
   return gemm::run<T, 0, kGemmTileCount>(problem, config, scratch, stream);
 }
 

@@ -55,6 +55,11 @@ constexpr bool gemm_sm90_takes_epilogue(const GemmTile& t) {
   return gemm_sm90_accumulators(t) <= (t.consumers == 3 ? 64 : 128);
 }
 
+/// True if there is an instance of the tile whose sums start from C: gemm_sm90_chained.
+constexpr bool gemm_sm90_chains(const GemmTile& t) {
+  return t.n % 128 == 0 && gemm_sm90_takes_epilogue(t) && gemm_sm90_takes_layout(t, true, true);
+}
+
 /// Columns of 16-bit results staged at a time: one or two boxes of 64, or all if n is no multiple of 64.
 constexpr int gemm_sm90_stage_columns(int n) { return n % 128 == 0 ? 128 : n % 64 == 0 ? 64 : n; }
 
@@ -199,6 +204,11 @@ inline constexpr int kGemmSm90Triangle = 128;
 /// rows and matrices, and a last single column is followed by another element.
 template <class T>
 Status gemm_sm90_symmetric(const GemmProblem& problem, Stream stream);
+
+/// A product with is_chained(): the accumulators start from C. A is m-major and B n-major, as in the gradient of a
+/// weight; neither splits nor `swapped`.
+template <class T>
+Status gemm_sm90_chained(const GemmProblem& problem, const GemmSm90Config& config, Stream stream);
 
 /// Rows and columns of a tile of a grouped product.
 inline constexpr int kGemmSm90GroupTile = 128;

@@ -30,6 +30,7 @@ struct Tile {
                        kConsumers = kConsumers_;
   static constexpr bool kPingpong = kPingpong_;
   static constexpr bool kTriangular = kTriangular_;  // of a symmetric C only tiles of the lower triangle are computed
+  static constexpr bool kChained = false;
   static constexpr Grouping kGrouping = kGrouping_;
   static constexpr bool kRowGroups = kGrouping == Grouping::kRows, kTermGroups = kGrouping == Grouping::kSums;
   /// Work::steps behind the last tile. A tile of a grouped product may have no k steps.
@@ -70,6 +71,12 @@ struct Tile {
   static_assert(kGrouping == Grouping::kNone || kCluster == 1,
                 "the blocks of a cluster would take tiles of two groups");
   static_assert(kStages >= 2, "a stage is released one step after its use, so a single stage would deadlock");
+};
+
+/// A tile whose accumulators start from C.
+template <class Base>
+struct ChainedTile : Base {
+  static constexpr bool kChained = true;
 };
 
 inline int divide_up(int x, int by) { return (x + by - 1) / by; }

@@ -29,6 +29,13 @@ MUTANTS = [
     Mutant(KERNEL, "add_to(sum, load_vec<V>(partial_of(p, piece, true, column)));", "", "the first piece of a run is left out"),
     Mutant(KERNEL, "first_above(p, begin, end, row, true) : begin", "begin : begin", "a run counts from its piece on"),
     Mutant(KERNEL, "inclusive ? value < row : value <= row", "value <= row", "the run has no beginning"),
+    # ---- in order
+    Mutant(KERNEL, "for (int j = 0; j < V; j++) sum[j] = held[j];", "for (int j = 0; j < V; j++) sum[j] = 0.0f;", "a run starts from zero"),
+    Mutant(KERNEL, "(i == 0 || load(p.sorted + i - 1) != row)", "true", "a run is added again by each piece"),
+    Mutant(KERNEL, "first + k < behind ? load(p.order + first + k) : -1", "load(p.order + (first + k < p.entries ? first + k : i))", "the next run is added as well"),
+    Mutant(KERNEL, "for (int64_t first = i; first < behind; first += kInFlight)", "for (int64_t first = i; first < i + kInFlight; first += kInFlight)", "a long run is cut short"),
+    Mutant(KERNEL, "if (exists[k]) add_to(sum, fetched[k]);", "if (exists[kInFlight - 1 - k]) add_to(sum, fetched[kInFlight - 1 - k]);", "entries are added backwards"),
+    Mutant(KERNEL, "first_above(p, i + 1, p.entries, row, false)", "first_above(p, i + 1, end, row, false)", "a run ends with its piece"),
     # ---- which entries, rows and columns
     Mutant(KERNEL, "work += grid_blocks()", "work += 1", "several blocks add one piece"),
     Mutant(KERNEL, "&& row != p.padding_idx", "", "padding counts"),

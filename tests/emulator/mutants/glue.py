@@ -46,8 +46,9 @@ MUTANTS = [
     Mutant(GEMM, "problem.batch_stride_a = batch_stride_of(a.tensor)", "problem.batch_stride_a = 0", "every matrix of a batch is the first"),
     Mutant(OPERAND, "tensor = torch::stable::contiguous(t);", "", "an operand that lies in no usable way is not copied"),
     Mutant(LAUNCH, "if (q.k == 0) sum_over_zeros(call_, q);", "", "a sum over nothing is left to the kernels"),
-    Mutant(GEMM, "if (batch_invariant && problem.k % 8 == 0 && !gemm_sm90_reads(a.tensor.const_data_ptr(), a.lies.ld, batch_stride_of(a.tensor))) {", "if (false) {",
-           "unaligned rows take another kernel than aligned ones"),
+    Mutant(PLAN, "(r.tma_operands() || r.batch_invariant)", "r.tma_operands()", "unaligned rows take another kernel than aligned ones"),
+    Mutant(GEMM, "call.a.lie_across(d - 1);", "", "a gradient that lies along its rows is refused"),
+    Mutant(OPERAND, "tensor.size(k_dim) == 1 ? (tensor.size(other) + 7) / 8 * 8 : tensor.stride(k_dim)", "tensor.size(other)", "lines across k are taken as dense"),
     # ---- GEMM: epilogue
     Mutant(GEMM, "values.row_stride = per_column ? 0 : t.stride(0);", "values.row_stride = per_column ? 0 : 1;", "a bias per row is taken as dense"),
     Mutant(GEMM, "values.column_stride = per_column ? t.stride(0) : 0;", "values.column_stride = per_column ? 1 : 0;", "a bias per column is taken as dense"),
@@ -68,7 +69,7 @@ MUTANTS = [
            "the plan that another GPU was given"),
     Mutant(LAUNCH, "call_.scratch(size.partials * 4)", "call_.scratch(size.partials * 2)", "room for half of the partial sums"),
     Mutant(LAUNCH, "call_.counters(size.counters)", "call_.counters(size.counters / 2)", "half of the counters"),
-    Mutant("gemm/sm80/launch.cuh", "  if (q.accumulate) {", "  if (false) {", "c is overwritten, not added to"),
+    Mutant("gemm/sm80/launch.cuh", "if (q.accumulate && !Tile::kChained) {", "  if (false) {", "c is overwritten, not added to"),
     Mutant(LAUNCH, "q.batch_stride_a = q.batch_stride_b = 0;", "", "zeros are read beyond their end"),
     # ---- updates
     Mutant(UPDATE_CALL, "p.moment_dtypes[k] = block.moment_dtypes[k];", "p.moment_dtypes[k] = DType::kFloat32;", "moments are taken for fp32"),

@@ -1,0 +1,42 @@
+"""The machine code of sums that start from C: loads before the first wgmma, which takes its accumulators, and plain stores. Needs
+nvcc, no GPU."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from amp_kernels.testing.patience import PATIENCE
+
+from ..cuobjdump import cuobjdump
+from .gemm_instance import ROOT
+from .listing import parse
+from .main_loop import faults
+
+SOURCE = """#include "gemm/sm90/chained.cuh"
+namespace ak::gemm {
+constexpr int kIndex = gemm_tile_index(64, 128);
+template __global__ void gemm_sm90_kernel<bf16, Major::kMN, Major::kMN, true, ChainedTile<StagedTile<kIndex, stages<kIndex, true>()>>>(
+    AK_PARAM(TensorMap), AK_PARAM(TensorMap), AK_PARAM(TensorMap), AK_PARAM(TensorMap), AK_PARAM(TensorMap), AK_PARAM(Args));
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: there is no machine code to read")
+def test_sums_start_from_c(tmp_path):
+    source, cubin = tmp_path / "chained.cu", tmp_path / "chained.cubin"
+    source.write_text(SOURCE)
+    options = ["-std=c++20", "--fmad=false", "--expt-relaxed-constexpr", "-gencode=arch=compute_90a,code=sm_90a"]
+    command = ["nvcc", *options, "-I", ROOT / "csrc", "-cubin", "-o", cubin, source]
+    run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
+    assert "serialized" not in run.stdout + run.stderr
+    ((_, code),) = parse(cuobjdump("-sass", cubin)).items()
+    code = list(code.values())
+    assert not faults(code, 128, 1)
+    products = [x for x in code if x.name == "HGMMA"]
+    assert all(x.operands[2] == x.operands[0] and not any("UP" in o for o in x.operands) for x in products)
+    loads = [x for x in code if x.name == "LDG" and x.address < products[0].address]
+    assert len(loads) >= 64 / 2, "64 sums of a thread, in pairs"
+    assert not [x for x in code if x.name in ("UTMAREDG", "UBLKRED", "RED", "REDG")]
