@@ -276,7 +276,7 @@ def markdown(folder: Path, page: Path) -> str:
     where = Path(os.path.relpath(folder, page.parent)).as_posix()
     commits = dict.fromkeys(str(row["commit"]) for row in rows)
     parts = [f"{machine(rows)} {sources.told(folder, commits)} Rows, table and pictures: `{where}`."]
-    parts += [f"## Summary\n\n{_markdown_table(Section('Summary', summary.table(rows, training), 1))}"]
+    parts += [f"## Summary\n\n{markdown_table(Section('Summary', summary.table(rows, training), 1))}"]
     parts += [f"![{name}]({where}/{name}.png)" for name in plot.pictures(folder)]
     gpu = Section("Goals of the kernels on a GPU", gpu_goals.table([*rows, *training]), 2)
     on_cpu = any("isa" in row for row in rows)
