@@ -221,7 +221,8 @@ def test_the_optimizer_reference_tells_a_wrong_update_from_a_right_one(layout):
 
     want = layouts.reference(layout, inputs(), None)
     worst_error(two_steps(), want)
-    for change in ({"lr": 1.05 * layouts.LR}, {"betas": (0.91, 0.999)}, {"weight_decay": 1.0}):
+    lr, decay = (1.3, 10.0) if layout.in_8_bits else (1.05, 1.0)  # of libraries whose codes are coarse
+    for change in ({"lr": lr * layouts.LR}, {"betas": (0.91, 0.999)}, {"weight_decay": decay}):
         with pytest.raises(Mismatch):
             worst_error(two_steps(**change), want)
 

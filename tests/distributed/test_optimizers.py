@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import amp_kernels as ak
 from amp_kernels._raw._block8 import FIRST, decode
 from amp_kernels._sharding.local import local
+from amp_kernels.optim._launches import random_index
 
 from .worlds import LAYOUTS, compare, everyone, give, make_model, make_wide, states, whole
 
@@ -105,23 +106,37 @@ def test_pieces_within_rows_consist_of_whole_blocks(ranks, world, layout):
 def transposed():
     """A copy on each rank whose memory is not row-major: exponents are flat."""
     value = torch.randn(96, 64, generator=torch.Generator().manual_seed(0)).t()
-    params = [
-        torch.nn.Parameter(distribute_tensor(value, everyone(), [Replicate()])),
-        torch.nn.Parameter(value.clone()),
-    ]
-    for p in params:
-        optimizer = ak.optim.AdamW([p], state_dtype="8bit")
+    found = []
+    for place in (lambda x: DTensor.from_local(x, everyone(), [Replicate()], run_check=False), lambda x: x):
+        param = torch.nn.Parameter(place(value.clone()))
+        assert not local(param).is_contiguous()
+        optimizer = ak.optim.AdamW([param], state_dtype="8bit")
         for step in range(2):
-            p.grad = torch.full_like(p, 1.0 + step) * value.sign() if p is params[1] else None
-            if p is params[0]:
-                p.grad = distribute_tensor((1.0 + step) * value.sign(), everyone(), [Replicate()])
+            param.grad = place((1.0 + step) * value.sign())
             optimizer.step()
-    assert whole(optimizer.state[params[1]]["exp_avg_scale"]).shape == (192,)
-    return torch.equal(whole(params[0].detach()), params[1].detach())
+        scale = optimizer.state[param]["exp_avg_scale"]
+        assert scale.shape == whole(scale).shape == (192,)
+        found.append((whole(param.detach()), whole(optimizer.state[param]["exp_avg"])))
+    return all(map(torch.equal, *found))
 
 
 def test_copies_of_a_transposed_parameter(ranks):
     assert all(ranks.run(transposed, world=2))
+
+
+def keys_of_pieces():
+    """Of 40 elements on 4 ranks, which begin within a block, and of 128."""
+    keys = []
+    for numel in (40, 128):
+        param = distribute_tensor(torch.ones(numel), everyone(), [Shard(0)])
+        keys.append(random_index(param, 3, 7, None))
+    return keys
+
+
+def test_pieces_never_share_random_bits(ranks):
+    within, whole_blocks = zip(*ranks.run(keys_of_pieces, world=4), strict=True)
+    assert within == (3, 3 + 7, 3 + 14, 3 + 21)
+    assert whole_blocks == tuple(3 + (rank << 32) for rank in range(4))
 
 
 def cut_blocks():

@@ -170,7 +170,7 @@ UPDATES = [
     ({"layout": lambda x: x - torch.tensor([0, 1, 0, 0, 0])}, ValueError, "has 512 elements"),
     ({"layout": lambda x: x + torch.tensor([0, 0, 1, 0, 0])}, ValueError, "has 3 slots"),
     ({"layout": lambda x: x + torch.tensor([0, 0, 0, 1, 0])}, ValueError, "there are 1 param groups"),
-    ({"layout": lambda x: x - torch.tensor([0, 0, 0, 0, 1])}, ValueError, "an index is from 0 to 4294967295"),
+    ({"layout": lambda x: x - torch.tensor([0, 0, 0, 0, 1])}, ValueError, "an index is from 0 to 9223372036854775807"),
     ({"emas": lambda e: [torch.zeros(512, dtype=torch.bfloat16)]}, TypeError, "emas.0. is torch.bfloat16"),
     ({"emas": lambda e: [torch.zeros(16)]}, ValueError, "emas.0. has 16 elements"),
     ({"ema_decay": [1.0]}, ValueError, "ema_decay.0. is 1.0; accepted: a number from 0 to below 1"),

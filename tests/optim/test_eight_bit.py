@@ -54,8 +54,9 @@ def test_bytes_held_by_parameters_and_state(dtype, options, held):
 
     def storages():
         gc.collect()
-        tensors = [it for it in gc.get_objects() if isinstance(it, torch.Tensor)]
-        return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.device.type == "cpu"}
+        tensors = [it for it in gc.get_objects() if type(it) in (torch.Tensor, torch.nn.Parameter)]
+        dense = [t.untyped_storage() for t in tensors if t.layout is torch.strided and t.device.type == "cpu"]
+        return {storage.data_ptr(): storage.nbytes() for storage in dense}
 
     before = storages()
     params = [
