@@ -70,7 +70,9 @@ def test_the_planner_has_a_use_for_most_tiles():
 
 
 @pytest.mark.parametrize("capability", [90, *(pytest.param(c, marks=pytest.mark.exhaustive) for c in (80, 120))])
-@pytest.mark.parametrize("op", [op for op in REGISTRY.values() if op.family == "gemm"], ids=lambda op: op.name)
+@pytest.mark.parametrize(
+    "op", [op for op in REGISTRY.values() if op.family in ("gemm", "grouped_gemm")], ids=lambda op: op.name
+)
 def test_samples(op, capability, seeds):
     for seed in seeds:
         set_chip(capability, 2).seed = seed
