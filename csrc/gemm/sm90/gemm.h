@@ -235,6 +235,7 @@ inline const char* gemm_sm90_refuses_groups(const GroupedProblem& p) {
     return "gemm_sm90: groups of rows take a bias, an activation and z, sums none";
   if (is_halved(q) && q.n_major_b && q.n % 16 != 0)
     return "gemm_sm90: swiglu takes halves of an n-major B of multiples of 8";
+  if ((p.sums ? q.k : q.m) > 1 << 30) return "gemm_sm90: groups lie within 2^30 rows or terms";
   if (gemm_sm90_group_tiles(p) > INT32_MAX / 2) return "gemm_sm90: more tiles than an int counts";
   return nullptr;
 }
