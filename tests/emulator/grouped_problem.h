@@ -7,7 +7,6 @@
 #pragma once
 #include <cmath>
 
-#include "gemm/sm80/gemm.cu"
 #include "gemm/sm80/grouped.cu"
 #include "gemm/sm90/grouped.cuh"
 #include "harness.h"

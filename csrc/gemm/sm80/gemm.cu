@@ -23,14 +23,6 @@ Status launch_gemm(const GemmProblem& q, int splits, const GemmScratch& scratch,
 }  // namespace
 }  // namespace mma_gemm
 
-CopyPath gemm_sm80_path_a(const GemmProblem& q) {
-  return mma_gemm::path_of(q.a, q.ld_a, mma_gemm::rows_of_a(q), q.batch_stride_a, q.batch, 0);
-}
-CopyPath gemm_sm80_path_b(const GemmProblem& q) {
-  const int64_t second_half = q.n_major_b && is_halved(q) ? q.n / 2 : 0;  // an offset within the row
-  return mma_gemm::path_of(q.b, q.ld_b, mma_gemm::rows_of_b(q), q.batch_stride_b, q.batch, second_half);
-}
-
 GemmScratchSize gemm_sm80_scratch(const GemmProblem& q, const GemmSm80Config& config) {
   const int splits = mma_gemm::useful_splits(q.k, config.splits);
   if (splits == 1) return {};

@@ -29,10 +29,6 @@ struct GemmSm80Config {
   int splits = 1;  ///< parts of k that run in parallel, for few tiles and long k; at least 1
 };
 
-/// Fastest path that the alignment of pointer, leading dimension and batch stride allows.
-CopyPath gemm_sm80_path_a(const GemmProblem& problem);
-CopyPath gemm_sm80_path_b(const GemmProblem& problem);
-
 /// Scratch of a product; none without splits.
 GemmScratchSize gemm_sm80_scratch(const GemmProblem& problem, const GemmSm80Config& config);
 

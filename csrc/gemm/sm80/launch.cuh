@@ -24,6 +24,14 @@ inline CopyPath path_of(const void* data, int64_t ld, int rows, int64_t batch_st
 inline int rows_of_a(const GemmProblem& q) { return q.m_major_a ? q.k : q.m; }
 inline int rows_of_b(const GemmProblem& q) { return q.n_major_b ? q.k : q.n; }
 
+inline CopyPath path_of_a(const GemmProblem& q) {
+  return path_of(q.a, q.ld_a, rows_of_a(q), q.batch_stride_a, q.batch, 0);
+}
+inline CopyPath path_of_b(const GemmProblem& q) {
+  const int64_t second_half = q.n_major_b && is_halved(q) ? q.n / 2 : 0;  // an offset within the row
+  return path_of(q.b, q.ld_b, rows_of_b(q), q.batch_stride_b, q.batch, second_half);
+}
+
 /// k per split: a multiple of a step; useful_splits() drops empty splits.
 inline int k_per_split(int k, int splits) { return ceil_div(ceil_div(k, kBlockK), splits) * kBlockK; }
 inline int useful_splits(int k, int splits) { return ceil_div(k, k_per_split(k, splits)); }
@@ -80,10 +88,10 @@ Args arguments(const GemmProblem& q, int splits) {
   args.tile_columns = halved ? Tile::kBlockN / 2 : Tile::kBlockN;
   // The stride of a single row may be anything, but even a copy of 0 bytes needs an aligned address.
   const int64_t ld_a = rows_of_a(q) > 1 ? q.ld_a : 0, ld_b = rows_of_b(q) > 1 ? q.ld_b : 0;
-  args.a = operand_args(q.a, ld_a, q.batch_stride_a, q.m_major_a ? Major::kMN : Major::kK, gemm_sm80_path_a(q),
-                        Tile::kBlockM, Tile::kBlockM / 2, Tile::kThreads);
-  args.b = operand_args(q.b, ld_b, q.batch_stride_b, q.n_major_b ? Major::kMN : Major::kK, gemm_sm80_path_b(q),
-                        Tile::kBlockN, args.second_half, Tile::kThreads);
+  args.a = operand_args(q.a, ld_a, q.batch_stride_a, q.m_major_a ? Major::kMN : Major::kK, path_of_a(q), Tile::kBlockM,
+                        Tile::kBlockM / 2, Tile::kThreads);
+  args.b = operand_args(q.b, ld_b, q.batch_stride_b, q.n_major_b ? Major::kMN : Major::kK, path_of_b(q), Tile::kBlockN,
+                        args.second_half, Tile::kThreads);
   args.splits = splits;
   args.k_per_split = k_per_split(q.k, splits);
   const int size = bytes_of(q.c.type);

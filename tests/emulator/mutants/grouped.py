@@ -33,7 +33,7 @@ MUTANTS = [
     Mutant(TILE, "kEndMark = kGrouping == Grouping::kNone ? 0 : -1;", "kEndMark = 0;", "a tile without steps is the end mark"),
     Mutant(PRODUCER, "if (!exists) work.steps = Tile::kEndMark;", "", "there is no end mark"),
     Mutant(KERNEL, "|| previous >= 0) release(previous);", "|| true) release(previous);", "a stage that was not used is released"),
-    Mutant(KERNEL, "acc[i][j] = 0.0f;", "", "sums of no terms are what was in the registers"),
+    Mutant(KERNEL, "acc[i][j] = 0.0f;", ";", "sums of no terms are what was in the registers"),
     Mutant(KERNEL, "if (work.steps == Tile::kEndMark && first && consumer == 0)", "if (false)", "a block without tiles leaves a barrier behind"),
     Mutant(PRODUCER, "begin_ == end_ && args_.output == Output::kAccumulate ? 0", "begin_ == end_ ? 0", "the sums of empty groups are not written"),
     Mutant(PRODUCER, "begin_ == end_ && args_.output == Output::kAccumulate ? 0", "false ? 0", "empty groups are added to"),
