@@ -7,6 +7,7 @@ Environment variables, meaning what they mean elsewhere: ``TORCH_CUDA_ARCH_LIST`
 ``DEBUG``. ``AMP_KERNELS_FORCE_CUDA=1`` turns an absent CUDA library into a build failure, as an absent CPU library is
 unless ``AMP_KERNELS_SKIP_KERNELS=1``. ``AMP_KERNELS_PARTS`` names the parts
 to build, such as ``cpu,host,nodes``; by default every part but the emulator, which working copies build too.
+``AMP_KERNELS_REPOSITORY`` is the address of the repository, for the links of the package's page on an index; the site reads it, too.
 """
 
 import json
@@ -297,6 +298,20 @@ def last_error(output: str) -> str:
     return " ".join(lines[errors[0] : errors[0] + 2])[:400]
 
 
+def index_page(text: str, repository: str) -> str:
+    """The README as an index shows it: its links into the repository are absolute, or plain text if nobody says where that is."""
+
+    def absolute(link: re.Match) -> str:
+        picture, label, target = link.groups()
+        if target.startswith(("https:", "#")):
+            return link[0]
+        if not repository:
+            return "" if picture else label
+        return f"{picture}[{label}]({repository.rstrip('/')}/{'raw' if picture else 'blob'}/main/{target})"
+
+    return re.sub(r"(!?)\[([^\]]+)\]\(([^)\s]+)\)", absolute, text)
+
+
 def links(repository: str) -> dict[str, str]:
     """The links of the package's page on an index, for the address of the repository; none if nobody says it."""
     at = repository.rstrip("/")
@@ -304,8 +319,12 @@ def links(repository: str) -> dict[str, str]:
     return pages if at else {}
 
 
+REPOSITORY = os.environ.get("AMP_KERNELS_REPOSITORY", "")
+
 setup(
-    project_urls=links(os.environ.get("AMP_KERNELS_REPOSITORY", "")),
+    long_description=index_page((ROOT / "README.md").read_text(), REPOSITORY),
+    long_description_content_type="text/markdown",
+    project_urls=links(REPOSITORY),
     ext_modules=[Extension("amp_kernels._host", sources=[])],
     cmdclass={"build_ext": CMakeBuild},
     packages=[

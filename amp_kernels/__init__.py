@@ -20,6 +20,7 @@ from .ops.cast import cast_
 from .ops.cross_entropy import cross_entropy
 from .ops.dropout_add import dropout_add
 from .ops.embedding import embedding
+from .ops.grouped_mm import grouped_mm
 from .ops.linear import linear
 from .ops.linear_cross_entropy import linear_cross_entropy
 from .ops.matmul import matmul
@@ -55,6 +56,7 @@ __all__ = [
     "gelu",
     "get_total_norm",
     "graph_step",
+    "grouped_mm",
     "is_enabled",
     "layer_norm",
     "linear",

@@ -202,7 +202,7 @@ def main(argv: list[str] | None = None) -> int:
     table = paper_table.Table(rows, {task: TASKS[task].metric_name for task in TASKS}, list(COLUMNS), options.factor)
     page = table.page(json.loads((out / f"{name}.json").read_text()))
     (out / f"{name}.md").write_text(page + "\n")
-    drawn = paper_table.plot(out / f"{name}.png", table, "Metric by task and format, a dot for each seed; red: failed")
+    drawn = paper_table.plot(out / f"{name}.png", table)
     print(page)
     print(f"\n{f'{name}.png, ' if drawn else ''}{name}.md, {name}.jsonl in {out}")
     return 0

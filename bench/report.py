@@ -32,7 +32,9 @@ from .harness.rows import (
 )
 from .harness.tables import Table, align, format_bytes
 
+MOST_OPEN = 10  # rows, and columns, of a table that is not folded
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+FIGURES = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 
 @dataclass
@@ -262,12 +264,10 @@ def text(rows: list[dict]) -> str:
 
 
 def write(folder: Path, rows: list[dict]) -> None:
-    """Tables and plots of these rows into their folder."""
-    name = str(rows[0]["device"])
+    """Tables and pictures of these rows into their folder."""
     (folder / "table.txt").write_text(f"{machine(rows)}\n\n{text(rows)}\n")
-    if not plot.plot_roofline(folder / "roofline.png", rows, name):
-        print("no plot: matplotlib is not installed (pip install matplotlib)")
-    plot.plot_products(folder / "gemm.png", rows, name)
+    if not plot.draw(folder, rows, load_training(folder)):
+        print("no picture: matplotlib is not installed (pip install matplotlib)")
 
 
 def markdown(folder: Path, page: Path) -> str:
@@ -275,11 +275,13 @@ def markdown(folder: Path, page: Path) -> str:
     rows, training = published(folder)
     where = Path(os.path.relpath(folder, page.parent)).as_posix()
     commits = dict.fromkeys(str(row["commit"]) for row in rows)
-    parts = [f"{machine(rows)} {sources.told(folder, commits)} Rows, table and plots: `{where}`."]
+    parts = [f"{machine(rows)} {sources.told(folder, commits)} Rows, table and pictures: `{where}`."]
+    parts += [f"## Summary\n\n{markdown_table(Section('Summary', summary.table(rows, training), 1))}"]
+    parts += [f"![{name}]({where}/{name}.png)" for name in plot.pictures(folder)]
     gpu = Section("Goals of the kernels on a GPU", gpu_goals.table([*rows, *training]), 2)
     on_cpu = any("isa" in row for row in rows)
     tables = [gpu] * (len(gpu.table) > 1 and not on_cpu) + sections([*rows, *training])
-    parts += [f"## {section.title}\n\n{markdown_table(section)}" for section in tables]
+    parts += [f"## {section.title}\n\n{_folded(section)}" for section in tables]
     if bad := [row for row in rows if row["status"] != "ok"]:
         listed = "; ".join(f"{' '.join(row[key] for key in CASE)}, {row['provider']}: {row['reason']}" for row in bad)
         parts.append(f"Wrong or not run: {listed}.")
@@ -298,6 +300,14 @@ def published(folder: Path) -> tuple[list[dict], list[dict]]:
     return kept, load_training(folder)
 
 
+def _folded(section: Section) -> str:
+    """The table, behind a line to click on if it is long or wide."""
+    count, table = len(section.table) - 1, markdown_table(section)
+    if max(count, len(section.table[0])) <= MOST_OPEN:
+        return table
+    return f'<details markdown="1"><summary>{count} rows</summary>\n\n{table}\n\n</details>'
+
+
 def markdown_table(section: Section) -> str:
     head, *body = section.table
     rule = ["---" if i < section.left else "--:" for i in range(len(head))]
@@ -305,13 +315,13 @@ def markdown_table(section: Section) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def fill(page: Path, shown: str) -> None:
+def fill(page: Path, shown: str, marks: tuple[str, str] = (BEGIN, END)) -> None:
     """Replaces what stands between the page's marks. Raises ValueError if it has not exactly one pair of them."""
-    before = page.read_text()
-    if before.count(BEGIN) != 1 or before.count(END) != 1 or before.index(BEGIN) > before.index(END):
-        raise ValueError(f"{page} needs one line {BEGIN} and, below it, one line {END}")
-    head, rest = before.split(BEGIN)
-    page.write_text(f"{head}{BEGIN}\n{shown}\n{END}{rest.split(END)[1]}")
+    before, (begin, end) = page.read_text(), marks
+    if before.count(begin) != 1 or before.count(end) != 1 or before.index(begin) > before.index(end):
+        raise ValueError(f"{page} needs one line {begin} and, below it, one line {end}")
+    head, rest = before.split(begin)
+    page.write_text(f"{head}{begin}\n{shown}\n{end}{rest.split(end)[1]}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -335,6 +345,8 @@ def main(argv: list[str] | None = None) -> int:
             fill(options.page, shown)
         if options.readme:
             fill(options.readme, summary.text(*published(options.folder)))
+            if figures := summary.figures(*published(options.folder)):
+                fill(options.readme, figures, FIGURES)
         if not options.page and not options.readme:
             print(shown)
     except (OSError, ValueError) as error:

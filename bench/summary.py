@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from .harness.rows import OURS, cases
+from .harness.tables import Table
 
 FAMILIES = ("aligned", "skinny", "fp32 accumulated", "epilogue", "unaligned")
 LISTS = ("llama-1b", "resnet-50")
@@ -24,6 +25,67 @@ def text(rows: list[dict], training: list[dict]) -> str:
         points.append(f"wrong or not run: {len(bad)}")
     wrapped = [textwrap.fill(f"- {point}", WIDTH, subsequent_indent="  ") for point in points]
     return "\n".join([textwrap.fill(head, WIDTH), "", *wrapped])
+
+
+def figures(rows: list[dict], training: list[dict]) -> str:
+    """Three figures with their conditions, for the first screen."""
+    points = []
+    if torch := _bf16(training, "torch"):
+        ours = min((row for row in training if row["dtype"] == "bf16" and row["provider"] in PROVIDERS[2:]), key=_ms)
+        compiled = _bf16(training, "torch.compile")
+        variant = ours["provider"].removeprefix(OURS).strip()
+        points.append(
+            f"**{ours['ms']:.1f} ms and {ours['peak_gib']:.1f} GiB** for a training step of {torch['shape']} in BF16"
+            f"{f' ({variant})' if variant else ''}; torch takes "
+            f"{torch['ms']:.1f} ms and {torch['peak_gib']:.1f} GiB"
+            + (f", torch.compile {compiled['ms']:.1f} ms and {compiled['peak_gib']:.1f} GiB" if compiled else "")
+        )
+    both = cases(rows).get(("step", LISTS[0], "bf16 + split master"), {})
+    if "p50_us" in both.get("torch", {}) and "p50_us" in both.get(OURS, {}):
+        torch, ours = both["torch"], both[OURS]
+        held = [row["state_bytes"] / row["params"] for row in (ours, torch)]
+        points.append(
+            f"**{ours['p50_us'] / 1e3:.1f} ms** for unscaling, clipping and AdamW over the BF16 weights of {LISTS[0]}; torch's fused AdamW "
+            f"with FP32 masters takes {torch['p50_us'] / 1e3:.1f} ms"
+        )
+        points.append(
+            f"**{held[0]:.0f} bytes a parameter** for weights and optimizer state with split masters; {held[1]:.0f} with FP32 masters"
+        )
+    if not points:
+        return ""
+    dates = " and ".join(sorted({row["date"][:10] for row in [*training, *both.values()]}))
+    device, version = rows[0]["device"], rows[0]["versions"]["torch"]
+    lines = [textwrap.fill(f"- {point}", WIDTH, subsequent_indent="  ") for point in points]
+    return "\n".join([f"On an {device} ({dates}, torch {version}):", "", *lines])
+
+
+def _bf16(training: list[dict], provider: str) -> dict | None:
+    return next((row for row in training if (row["dtype"], row["provider"]) == ("bf16", provider)), None)
+
+
+def _ms(row: dict) -> float:
+    return row["ms"]
+
+
+def table(rows: list[dict], training: list[dict]) -> Table:
+    """At most ten lines: mean and worst ratio of each family, also those in which torch is faster."""
+    groups = {
+        **{f"matrix products, {family}": lambda row, f=family: f in row.get("families", ()) for family in FAMILIES},
+        "linear layers, MLPs": lambda row: row["op"] in ("linear", "mlp"),
+        "norms": lambda row: row["op"] in ("layer_norm", "rms_norm"),
+        **{f"optimizer step, {name}": lambda row, n=name: (row["op"], row["shape"]) == ("step", n) for name in LISTS},
+    }
+    lines = [("", "cases", "torch's time / ours, mean", "worst", "worst case")]
+    for name, belongs in groups.items():
+        if members := sorted(filter(belongs, timed(rows)), key=lambda row: row["speedup"]):
+            mean, worst = statistics.geometric_mean(row["speedup"] for row in members), members[0]
+            case = f"{worst['shape']} {worst['dtype']}"
+            lines.append((name, str(len(members)), f"{mean:.2f}", f"{worst['speedup']:.2f}", case))
+    for row in training:
+        if row["dtype"] == "bf16" and row["provider"] == OURS:
+            lines.append((f"training step, {row['model']}", "1", *[f"{row['speedup']:.2f}"] * 2, row["shape"]))
+            break
+    return lines
 
 
 def products(rows: list[dict]) -> Iterator[str]:

@@ -12,17 +12,27 @@ import griffe
 from mkdocs.structure.files import File
 
 _ROOT = Path(__file__).parent.parent
+_PICTURES = "bench/results"
 _PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 _ROLE = re.compile(r":(?:class|func|meth|mod):`([^`]+)`")
 _PUBLIC = ("amp_kernels", "amp_kernels.nn", "amp_kernels.optim", "amp_kernels.amp")
 
 
 def on_files(files, config):
-    """mkdocs: files of the repository's root that are pages, with their links into ``docs`` as seen from there."""
+    """mkdocs: files of the repository's root that are pages, with their links into ``docs`` as seen from there, and the
+    pictures of the benchmarks."""
+    for picture in sorted((_ROOT / _PICTURES).glob("*/*.png")):
+        name = picture.relative_to(_ROOT).as_posix()
+        files.append(File.generated(config, name, abs_src_path=str(picture)))
     for page, source in _PAGES.items():
         text = (_ROOT / source).read_text().replace("](docs/", "](")
         files.append(File.generated(config, page, content=text))
     return files
+
+
+def on_page_markdown(markdown, page, **_):
+    """mkdocs: pictures lie beside ``docs`` in the repository, and inside it on the site."""
+    return re.sub(rf"\]\(\.\./((?:\.\./)*{_PICTURES}/)", r"](\1", markdown)
 
 
 def on_page_content(html, page, **_):

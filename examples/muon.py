@@ -1,6 +1,8 @@
 """Muon for the matrices of a small network and AdamW for everything else, in one optimizer and one scaler.
 
 python examples/muon.py
+
+Expected on a CPU: loss 2.78 -> 0.00, in 3 seconds of one core with 0.8 GB of memory (AMD EPYC).
 """
 
 import torch

@@ -16,6 +16,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+# The engine of autograd counts the devices once, in the first backward. Without a GPU there are none, unless a test has made a fake
+# CUDA tensor before: then it starts threads, and tests that fork could not run a backward.
+torch.ones((), requires_grad=True).backward()
+
 
 def pytest_addoption(parser):
     parser.addoption("--require-gpu", action="store_true", help="fail instead of skipping tests that need a GPU")

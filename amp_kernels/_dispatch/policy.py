@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -38,7 +40,7 @@ class BackendUnavailable(RuntimeError):
         ...         ak.matmul(a, a)
         ... except ak.BackendUnavailable as error:
         ...     print(str(error).partition(". ")[0])
-        amp_kernels: backend 'cuda' was asked for, but gemm on cpu cannot use it: the tensors are on cpu
+        amp_kernels.matmul (op gemm): backend 'cuda' was asked for, but cpu cannot use it: the tensors are on cpu
     """
 
 
@@ -120,7 +122,7 @@ def choose(
             home = _HOMES.get(requested, device)
             fix = _FIX.get(requested, "") if home == device else f"It takes tensors on {home}."
             raise BackendUnavailable(
-                f"amp_kernels: backend {requested!r} was asked for, but {op} on {_describe(device, capability)} cannot use it: "
+                f"{_asked_by(op)}: backend {requested!r} was asked for, but {_describe(device, capability)} cannot use it: "
                 f"{excluded[requested]}. Available here: {', '.join(able)}. {fix}".rstrip()
             )
         return Choice(requested, "asked for")
@@ -140,6 +142,21 @@ def choose(
             "reference", f"no CUDA kernel: {excluded['cuda']}; no Triton kernel: {excluded['triton']}", slow=True
         )
     return Choice("reference", f"no kernels for device type {device!r}")
+
+
+def _asked_by(op: str) -> str:
+    """``op`` and, if there is one, the public function or method that called it."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("amp_kernels."):
+            name, owner = frame.f_code.co_name, type(frame.f_locals.get("self"))
+            public = getattr(sys.modules["amp_kernels"], name, None)
+            if getattr(inspect.unwrap(public), "__code__", None) is frame.f_code:
+                return f"amp_kernels.{name} (op {op})"
+            if not name.startswith("_") and issubclass(owner, torch.optim.Optimizer):
+                return f"{owner.__name__}.{name} (op {op})"
+        frame = frame.f_back
+    return f"op {op}"
 
 
 def _not_native(capability: tuple[int, int] | None, built: Built) -> str | None:

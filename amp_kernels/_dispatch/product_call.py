@@ -86,7 +86,10 @@ FIELDS = tuple(field.name for field in fields(ProductCall))
 
 
 def described(op: str, args: tuple, kwargs: dict) -> ProductCall | None:
-    """The call of an op with these arguments; ``None`` for one that :class:`ProductCall` cannot say: other strides, no elements."""
+    """The call of an op with these arguments; ``None`` for one that :class:`ProductCall` cannot say: other products than those of
+    ``gemm``, other strides, no elements."""
+    if op not in _ARGUMENTS:
+        return None
     given = dict(zip(_ARGUMENTS[op], args, strict=False)) | kwargs
     a, b = given["a"], given["b"]
     layout = _layout(a) + _layout(b)

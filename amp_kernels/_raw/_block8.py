@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 BLOCK = 32
-NAN = 255  # the exponent of a block with a NaN or an infinity
+NAN = 255  # the exponent of a block with an infinity, a NaN or a value above 1.875 * 2^127
 NEAREST = 0x8000  # in place of random bits: to nearest, ties away from zero
 
 
@@ -32,29 +33,29 @@ FIRST = Code8(signed=True, top=15, least=32)
 SECOND = Code8(signed=False, top=31, least=48)
 
 
-def encode(x: Tensor, code: Code8, random16: Tensor | int) -> tuple[Tensor, Tensor]:
-    """Flat float32 values, a multiple of 32, as uint8 codes and exponents. ``random16``: 16 bits an element, as int64."""
-    bits = x.view(torch.int32).long()
+def encode(x: Tensor, code: Code8, random16: Tensor | int = NEAREST) -> tuple[Tensor, Tensor]:
+    """Flat float32 values as uint8 codes and exponents. The last block counts as if filled up with zeros. ``random16``: 16 bits
+    an element of all blocks, as int64; without them to nearest."""
+    bits = pad(x, (0, -x.numel() % BLOCK)).view(torch.int32).long()
     magnitude = bits & 0x7FFFFFFF
     largest = magnitude.view(-1, BLOCK).amax(1)
-    exponent = ((largest + 0xFFFFF) >> 23).clamp(code.least, 254)
-    exponent = torch.where(largest >= 0x7F800000, NAN, exponent)
-    own, least = magnitude >> 23, (exponent - code.top + 1).repeat_interleave(BLOCK)
-    significand = (magnitude & 0x7FFFFF) | torch.where(own == 0, 0, 0x800000)
+    exponent = ((largest + 0xFFFFF) >> 23).clamp(code.least, NAN)
+    own, least = (magnitude >> 23).clamp(min=1), (exponent - code.top + 1).repeat_interleave(BLOCK)
+    significand = (magnitude & 0x7FFFFF) | torch.where(magnitude < 0x800000, 0, 0x800000)
     fixed = significand >> (least - own).clamp(0, 31)
     wide = torch.where(own < least, fixed, magnitude - ((least - 1) << 23))
-    codes = ((wide + (random16 << 4)) >> 20).clamp(max=code.largest)
+    codes = (wide + (random16 << 4)) >> 20
     if code.signed:
         codes |= (bits >> 24) & 0x80
     else:
         codes = torch.where((codes == 0) & (magnitude != 0), 1, codes)
     codes = torch.where(exponent.repeat_interleave(BLOCK) == NAN, 0, codes)
-    return codes.to(torch.uint8), exponent.to(torch.uint8)
+    return codes[: x.numel()].to(torch.uint8), exponent.to(torch.uint8)
 
 
 def decode(codes: Tensor, exponents: Tensor, code: Code8) -> Tensor:
     """The float32 values of codes and exponents."""
-    number, exponent = codes.long(), exponents.long().repeat_interleave(BLOCK)
+    number, exponent = codes.long(), exponents.long().repeat_interleave(BLOCK)[: codes.numel()]
     magnitude = number & code.largest
     base = (exponent - code.top) << 23
 

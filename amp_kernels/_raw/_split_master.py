@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+NEAREST8 = 0x80  # in place of random bits: to nearest, ties away from zero
 _INF = {torch.bfloat16: 0x7F800000, torch.float16: 0x7C000000}
 
 
@@ -36,9 +37,9 @@ def split_master(master: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return weight.to(torch.int16).view(dtype), code.to(torch.int16)
 
 
-def split_master24(master: Tensor, dtype: torch.dtype, random8: Tensor | int) -> tuple[Tensor, Tensor]:
-    """Split float32 values, rounded stochastically to 24 bits, into weights of ``dtype`` and int8 remainders. ``random8``: 8 bits
-    an element, as int64. :func:`join_master` takes the remainders times 256."""
+def split_master24(master: Tensor, dtype: torch.dtype, random8: Tensor | int = NEAREST8) -> tuple[Tensor, Tensor]:
+    """Split float32 values, rounded to 24 bits, into weights of ``dtype`` and int8 remainders. ``random8``: 8 bits an element, as
+    int64; without them to nearest."""
     nan = master.isnan()
     code = (wide_code(master.abs(), dtype) + torch.where(nan, 0, random8)) & ~0xFF
     rounded = torch.where(nan, code, code + 0x8000) >> 16
@@ -46,12 +47,18 @@ def split_master24(master: Tensor, dtype: torch.dtype, random8: Tensor | int) ->
     return weight.to(torch.int16).view(dtype), (code >> 8).to(torch.int8)
 
 
+#: By the dtype of the remainder.
+SPLITS = {torch.int16: split_master, torch.int8: split_master24}
+
+
 def join_master(weight: Tensor, remainder: Tensor) -> Tensor:
-    """The float32 masters of :func:`split_master`. A remainder of 0 gives the weight itself.
+    """The float32 masters of :func:`split_master` and :func:`split_master24`. A remainder of 0 gives the weight itself.
 
     A weight of zero never comes with a negative remainder, unless it was set to zero afterwards (a pruning mask): it is
     zero then.
     """
+    if remainder.dtype == torch.int8:
+        remainder = remainder.to(torch.int16) * 256
     upper = (weight.view(torch.int16).long() & 0x7FFF) << 16
     lower = torch.where(upper == 0, remainder.clamp(min=0), remainder).long()
     code = upper + torch.where(weight.isnan(), lower & 0xFFFF, lower)

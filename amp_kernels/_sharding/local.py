@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
@@ -22,14 +23,17 @@ def local(tensor: Tensor) -> Tensor:
     return piece.wait() if hasattr(piece, "wait") else piece  # of a collective that may still run
 
 
-def like(piece: Tensor, param: Tensor) -> Tensor:
-    """``piece``, over the same memory, as a DTensor placed as ``param``; itself if that is a plain tensor."""
+def like(piece: Tensor, param: Tensor, shape: torch.Size | None = None) -> Tensor:
+    """``piece``, over the same memory, as a DTensor placed as ``param``, row-major if it has a ``shape`` of its own; itself if
+    ``param`` is a plain tensor."""
     if not is_dtensor(param):
         return piece
     if piece.storage_offset():
         # A storage of its own over the same memory: asynchronous saving takes a DTensor with an offset for a plain tensor.
         piece = from_dlpack(to_dlpack(piece))
-    placed = {"run_check": False, "shape": param.shape, "stride": param.stride()}  # uneven shards need both
+    stride = param.stride() if shape is None else torch.empty(shape, device="meta").stride()
+    placed = {"run_check": False, "shape": param.shape if shape is None else shape, "stride": stride}
+    # Uneven shards need shape and stride.
     return type(param).from_local(piece, param.device_mesh, param.placements, **placed)
 
 

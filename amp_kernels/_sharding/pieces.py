@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import NamedTuple
 
 import torch
@@ -31,6 +32,19 @@ def sharded_dims(tensor: Tensor) -> set[int]:
     """The dimensions of a DTensor that are cut."""
     placed = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
     return {placement.dim % tensor.dim() for size, placement in placed if size > 1 and not placement.is_replicate()}
+
+
+def first_element(tensor: Tensor) -> int | None:
+    """The position in a DTensor of the first element of this rank's piece, if the piece is consecutive elements in row-major
+    order; otherwise ``None``."""
+    piece, own = tensor._local_tensor, tensor.device_mesh.get_coordinate()
+    row_major = tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
+    if own is None or not (row_major and piece.is_contiguous() and sharded_dims(tensor) <= {0}):
+        return None
+    if not sharded_dims(tensor) or not piece.numel():
+        return 0
+    rows = _piece(tensor, own).box[0]
+    return rows.start * math.prod(tensor.shape[1:]) if isinstance(rows, slice) else None
 
 
 def holders_of(tensor: Tensor) -> Holders:

@@ -160,6 +160,7 @@ def gemm_config(
     gated: bool = False,
     backward: bool = False,
     batch_invariant: bool = False,
+    whole: bool = False,
 ) -> GemmConfig:
     """The configuration for a GEMM of 16-bit operands; each size at least 1, except k.
 
@@ -174,6 +175,7 @@ def gemm_config(
             of the pre-activation.
         backward: the epilogue is the derivative of the activation.
         batch_invariant: whatever m and batch are, choose as for one matrix of a fixed number of rows, and do not split K.
+        whole: do not split K.
     """
     if batch_invariant:
         m, batch = _INVARIANT_ROWS, 1
@@ -201,7 +203,7 @@ def gemm_config(
         return total
 
     whole = candidates(capability, vec, full_epilogue=full_epilogue, gated=gated, backward=backward)
-    parts = () if batch_invariant else candidates(capability, vec)
+    parts = () if batch_invariant or whole else candidates(capability, vec)
     split = (
         replace(c, splits=splits) for c in parts for splits in _SPLITS[1:] if k >= splits * _LEAST_STEPS * c.block_k
     )

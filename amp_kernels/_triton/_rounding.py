@@ -27,11 +27,11 @@ def wide_code(x, HALF: tl.constexpr):
 
 
 @triton.jit
-def rounding_bits(seed, step, index, first, N: tl.constexpr):
+def rounding_bits(seed, step, index, first, N: tl.constexpr, STREAM: tl.constexpr = 0):
     """16 random bits, in unsigned 32-bit integers, for each of elements ``first`` .. ``first + N - 1`` of parameter
     ``index`` at ``step``. ``first`` and ``N`` are multiples of 8; eight elements share one call of the generator."""
     group = first // 8 + tl.arange(0, N // 8)
-    low, high = group.to(tl.uint32), (group >> 32).to(tl.uint32)
+    low, high = group.to(tl.uint32), (group >> 32).to(tl.uint32) | (STREAM << 24)
     word0, word1, word2, word3 = tl.philox(seed, low, high, index, step)
     # Element 4 a + 2 b + c of a group gets half c of word 2 a + b; a join appends the dimension that moves fastest.
     lower = tl.join(tl.join(word0 & 0xFFFF, word2 & 0xFFFF), tl.join(word1 & 0xFFFF, word3 & 0xFFFF))

@@ -19,10 +19,18 @@ def split_master(x, HALF: tl.constexpr):
 
 
 @triton.jit
+def split_master24(x, random8, HALF: tl.constexpr):
+    """The same of ``x`` rounded to 24 bits with 8 random bits; the remainder is int8."""
+    code = wide_code(x, HALF) + tl.where(x != x, 0, random8)
+    weight = tl.where(x != x, code, (code & 0xFFFFFF00) + 0x8000) >> 16
+    return weight.to(tl.uint16).to(tl.int16, bitcast=True), (code >> 8).to(tl.uint8).to(tl.int8, bitcast=True)
+
+
+@triton.jit
 def join_master(weight, remainder, HALF: tl.constexpr):
-    """The fp32 weight of two int16 tensors as ``split_master`` makes them."""
+    """The fp32 weight of two tensors as ``split_master`` or ``split_master24`` makes them."""
     upper = weight.to(tl.uint16, bitcast=True).to(tl.uint32) << 16
-    signed = remainder.to(tl.int32)
+    signed = remainder.to(tl.int32) * (256 if remainder.dtype == tl.int8 else 1)
     signed = tl.where((upper << 1) == 0, tl.maximum(signed, 0), signed).to(tl.uint32, bitcast=True)  # was set to zero
     infinity: tl.constexpr = 0x7F800000 if tl.bfloat16 == HALF else 0x7C000000
     code = upper + tl.where((upper & 0x7FFFFFFF) > infinity, signed & 0xFFFF, signed)

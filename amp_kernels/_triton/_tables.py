@@ -20,7 +20,14 @@ import triton.language as tl
 UNIT = tl.constexpr(1024)  # elements
 RUN_UNITS = 16
 TENSORS_PER_TABLE = 1024
-ELEMENTS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.int16: tl.int16}
+ELEMENTS = {
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+    torch.int16: tl.int16,
+    torch.int8: tl.int8,
+    torch.uint8: tl.uint8,
+}
 INTERPRETED_PROGRAMS = 3  # the interpreter runs them one by one; not a power of two
 
 

@@ -17,8 +17,9 @@ import torch
 import triton
 import triton.language as tl
 
+from .._raw._block8 import BLOCK as BLOCK8
 from .._updates.arguments import UpdateArguments
-from .._updates.state import STOCHASTIC
+from .._updates.state import STOCHASTIC, elements_of
 from . import _tables
 from ._tables import ELEMENTS
 from ._update_kernels import ROW, prepare_kernel, update_kernel
@@ -38,7 +39,7 @@ class Rule:
 
     ``derive(options, flags, step)`` computes float32 scalars of a parameter from the options of its group, doubles in the
     order of the declaration; ``apply(weight, moments, grad, scalars)`` is the step of an element: weight and moments.
-    ``scalars``: how many ``apply`` gets.
+    ``scalars``: how many ``apply`` gets. ``unsigned``: bit k if moment k is never negative, for 8-bit moments.
 
     ``stage(arguments, classes, tables, rows)``, for a rule that needs whole tensors, runs a first pass, which moves the
     moments, and adds its results to the scalars in the rows. ``apply`` then gets ``None`` for ``grad`` and returns the
@@ -48,6 +49,7 @@ class Rule:
     derive: Callable
     apply: Callable
     scalars: int
+    unsigned: int = 0
     stage: Callable[[UpdateArguments, Classes, Tables, torch.Tensor], None] | None = None
 
     def launch(self, *args) -> None:
@@ -116,7 +118,7 @@ def prepare(rule: Rule, tables: Tables, a: UpdateArguments) -> torch.Tensor:
 
 def update(rule: Rule, classes: Classes, rows: torch.Tensor, a: UpdateArguments) -> None:
     """Updates the parameters of every class by their rows."""
-    for (elements, aligned, ema, stochastic), tensors in classes.items():
+    for (elements, moments, aligned, ema, stochastic), tensors in classes.items():
         programs = _tables.programs(rows.device, programs_per_sm(elements))
         for table in _tables.tensor_tables(tensors, rows.device, programs):
             update_kernel[(table.programs,)](
@@ -127,6 +129,8 @@ def update(rule: Rule, classes: Classes, rows: torch.Tensor, a: UpdateArguments)
                 a.found_inf,
                 a.seed,
                 ELEMENTS=elements,
+                MOMENTS=moments,
+                UNSIGNED=rule.unsigned,
                 ALIGNED=aligned,
                 EMA=ema,
                 STOCHASTIC=stochastic,
@@ -146,13 +150,14 @@ def programs_per_sm(elements: Sequence[tl.dtype | None]) -> int:
 def classes_of(a: UpdateArguments, *, with_grads: bool = True) -> tuple[tuple[tuple[int, int, int], ...], Classes]:
     """The counters of ``prepare_kernel``, and the parameters of each class.
 
-    A class is the dtypes of the operands (``None``: no gradient, no second form of the weight), whether all are aligned to
-    16 bytes, whether the last is an average of the weights, and whether the weight is rounded stochastically.
+    A class is the dtypes of the operands (``None``: no gradient, no second form of the weight), the number of moments, whether
+    all are aligned to 16 bytes, whether there is an average of the weights, and whether the weight is rounded stochastically.
+    The exponents of moments in 8 bits are the last operands, and may be aligned to anything.
     """
     # Blocks are few and parameters many: a block's buffers are looked up once.
     buffers = [
         [
-            (b.data_ptr(), b.element_size(), b.dtype) if b.numel() else None
+            (b.data_ptr(), b.element_size(), b.dtype, elements_of(b)) if b.numel() else None
             for b in (a.masters[block], a.shadows[block], a.emas[block], *a.moments[block :: len(a.steps)])
         ]
         for block in range(len(a.steps))
@@ -171,13 +176,15 @@ def classes_of(a: UpdateArguments, *, with_grads: bool = True) -> tuple[tuple[tu
             main, second = master, own
         else:
             main, second = own, master or shadow
-        kept = filter(None, (*state, ema))
+        moments = [moment for moment in state if moment]
         gradient = (grad.data_ptr(), grad.dtype) if with_grads else (0, None)
-        operands = [gradient, main, second or (0, None), *kept]
+        operands = [gradient, main, second or (0, None), *moments, *([ema] if ema else [])]
         stochastic = bool(a.flags[group] & STOCHASTIC) and not master and own[1] is not torch.float32
         addresses, dtypes = zip(*operands, strict=True)
         aligned = functools.reduce(operator.or_, addresses) % 16 == 0
-        key = dtypes, aligned, ema is not None, stochastic
+        exponents = tuple(b[0] + b[3] + offset // BLOCK8 for b in buffers[block][3:] if b and b[2] is torch.uint8)
+        addresses, dtypes = addresses + exponents, dtypes + (torch.uint8,) * len(exponents)
+        key = dtypes, len(moments), aligned, ema is not None, stochastic
         classes.setdefault(key, []).append((numel, place, *addresses))
     # Triton's dtypes last: to hash one takes a microsecond.
     return tuple(counters), {

@@ -15,12 +15,14 @@ import triton
 import triton.language as tl
 
 from .._updates.state import MAXIMIZE
+from ._block8 import BLOCK8, block_mask, decode, encode
 from ._rounding import round_stochastic, rounding_bits
-from ._split_master import join_master, split_master
+from ._split_master import join_master, split_master, split_master24
 from ._tables import UNIT, find_span, pointer, unit_ends, units_of_run
 
 ROW = tl.constexpr(16)  # words per parameter in the rows that prepare_kernel writes
 EMA_TAKE, STEP, INDEX, SCALARS = map(tl.constexpr, (2, 3, 4, 5))  # words of a row, after inverse scale and clip factor
+FIRST_BLOCK = tl.constexpr(15)  # the last word: the block of 32 with which a piece of a parameter begins
 FIRST_OPERAND = tl.constexpr(3)  # column of a table, after: units up to and including this parameter, numel, row
 FIRST_OPTION = tl.constexpr(3)  # column of a group: the learning rate
 FLAG_MAXIMIZE = tl.constexpr(MAXIMIZE)
@@ -50,6 +52,12 @@ def power(base, exponent):
         base *= base
         exponent >>= 1
     return result
+
+
+@triton.jit
+def cautious_direction(direction, g, cautious):
+    """With ``cautious`` != 0 nothing where the direction has not the sign of the gradient; NaN stays."""
+    return tl.where(direction * g <= 0.0, tl.where(cautious != 0.0, 0.0, direction), direction)
 
 
 @triton.jit
@@ -112,7 +120,9 @@ def prepare_kernel(
     tl.store(out + EMA_TAKE, (1.0 - real(group + (GROUP_COLUMNS - 1))).to(tl.float32), mask=mask)
     words = out.to(tl.pointer_type(tl.uint32))
     tl.store(words + STEP, step.to(tl.uint32), mask=mask)
-    tl.store(words + INDEX, tl.load(counters + row * 3 + 2).to(tl.uint32), mask=mask)
+    index = tl.load(counters + row * 3 + 2)
+    tl.store(words + INDEX, index.to(tl.uint32), mask=mask)
+    tl.store(words + FIRST_BLOCK, (index >> 32).to(tl.uint32), mask=mask)
     scalars = DERIVE(options, flags, step)
     for i in tl.static_range(len(scalars)):
         tl.store(out + SCALARS + i, scalars[i], mask=mask)
@@ -121,21 +131,91 @@ def prepare_kernel(
 
 
 @triton.jit
-def fetch_state(pointers, offsets, mask, ELEMENTS: tl.constexpr):
+def key_of(row, seed):
+    """The key of a parameter's random bits: seed, step, index, and the number of its first element."""
+    words = row.to(tl.pointer_type(tl.uint32))
+    return seed, tl.load(words + STEP), tl.load(words + INDEX), tl.load(words + FIRST_BLOCK).to(tl.int64) * BLOCK8
+
+
+@triton.jit
+def random_bits(key, first, N: tl.constexpr, STREAM: tl.constexpr):
+    return rounding_bits(key[0], key[1], key[2], key[3] + first, N, STREAM)
+
+
+@triton.jit
+def pointers_of(row, begin, ELEMENTS: tl.constexpr, MOMENTS: tl.constexpr, ALIGNED: tl.constexpr):
+    """The operands from element ``begin`` on, but the exponents of moments in 8 bits from the first on: they are last."""
+    EXPONENTS: tl.constexpr = len(ELEMENTS) - (MOMENTS if in_8_bits(ELEMENTS, MOMENTS) else 0)
+    pointers = ()
+    for k in tl.static_range(len(ELEMENTS)):
+        address = tl.load(row + FIRST_OPERAND + k)
+        if k < EXPONENTS:
+            pointers += (pointer(address, begin, ELEMENTS[k], ALIGNED),)
+        else:
+            pointers += (pointer(address, 0, ELEMENTS[k], False),)
+    return pointers
+
+
+@triton.constexpr_function
+def in_8_bits(elements, moments):
+    return moments > 0 and elements[3] == tl.uint8
+
+
+@triton.jit
+def fetch_state(pointers, offsets, mask, first, ELEMENTS: tl.constexpr, MOMENTS: tl.constexpr, UNSIGNED: tl.constexpr):
     """Weight, moments and average of one block, as fp32. Everything is fetched before anything is converted: a conversion
     waits for its load, and a load issued after one might wait too."""
-    SPLIT: tl.constexpr = tl.int16 == ELEMENTS[2]
+    SPLIT: tl.constexpr = ELEMENTS[2] == tl.int16 or ELEMENTS[2] == tl.int8
+    IN_8_BITS: tl.constexpr = in_8_bits(ELEMENTS, MOMENTS)
+    STATE_END: tl.constexpr = len(ELEMENTS) - (MOMENTS if IN_8_BITS else 0)
     main_at = pointers[1].to(tl.pointer_type(tl.int16)) if SPLIT else pointers[1]
     fetched = ()
-    for k in tl.static_range(3, len(ELEMENTS)):
+    for k in tl.static_range(3, STATE_END):
         fetched += (tl.load(pointers[k] + offsets, mask=mask, cache_modifier=".cg"),)
+    if IN_8_BITS:
+        blocks = first // BLOCK8 + tl.arange(0, offsets.shape[0] // BLOCK8)
+        of_blocks = block_mask(mask)
+        for k in tl.static_range(STATE_END, len(ELEMENTS)):
+            fetched += (tl.load(pointers[k] + blocks, mask=of_blocks),)
     weight = tl.load(main_at + offsets, mask=mask, cache_modifier=".cg")
     if SPLIT:
         weight = join_master(weight, tl.load(pointers[2] + offsets, mask=mask, cache_modifier=".cg"), ELEMENTS[1])
     state = (weight.to(tl.float32),)
-    for k in tl.static_range(len(fetched)):
-        state += (fetched[k].to(tl.float32),)
+    for k in tl.static_range(STATE_END - 3):
+        if IN_8_BITS and k < MOMENTS:
+            moment = decode(fetched[k], fetched[STATE_END - 3 + k], UNSIGNED >> k & 1)
+            state += (moment if mask is None else tl.where(mask, moment, 0.0),)
+        else:
+            state += (fetched[k].to(tl.float32),)
     return state
+
+
+@triton.jit
+def store_moment(
+    pointers,
+    offsets,
+    mask,
+    first,
+    key,
+    moment,
+    k: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+    MOMENTS: tl.constexpr,
+    UNSIGNED: tl.constexpr,
+):
+    """Stores moment ``k``, rounded, and returns it as stored."""
+    N: tl.constexpr = offsets.shape[0]
+    if in_8_bits(ELEMENTS, MOMENTS):
+        moment = moment if mask is None else tl.where(mask, moment, 0.0)
+        codes, exponents = encode(moment, random_bits(key, first, N, 1 + k), UNSIGNED >> k & 1)
+        tl.store(pointers[3 + k] + offsets, codes, mask=mask, cache_modifier=".cs")
+        blocks = first // BLOCK8 + tl.arange(0, N // BLOCK8)
+        tl.store(pointers[len(ELEMENTS) - MOMENTS + k] + blocks, exponents, mask=block_mask(mask))
+        return decode(codes, exponents, UNSIGNED >> k & 1)
+    else:
+        moment = moment.to(ELEMENTS[3 + k])
+        tl.store(pointers[3 + k] + offsets, moment, mask=mask, cache_modifier=".cs")
+        return moment.to(tl.float32)
 
 
 @triton.jit
@@ -150,45 +230,47 @@ def _update_elements(
     ema_take,
     key,
     ELEMENTS: tl.constexpr,
+    MOMENTS: tl.constexpr,
+    UNSIGNED: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
     APPLY: tl.constexpr,
 ):
-    """One block, whose first element is number ``first``.
-
-    ``ema_take``: ``None`` without an average. ``key``: seed, step and index for stochastic rounding, or ``None``.
-    """
-    MOMENTS_END: tl.constexpr = len(ELEMENTS) if ema_take is None else len(ELEMENTS) - 1
+    """One block, whose first element is number ``first``. ``ema_take``: ``None`` without an average."""
     GRAD: tl.constexpr = ELEMENTS[0]
     MAIN: tl.constexpr = ELEMENTS[1]
     SECOND: tl.constexpr = ELEMENTS[2]
-    SPLIT: tl.constexpr = tl.int16 == SECOND
+    SPLIT: tl.constexpr = SECOND == tl.int16 or SECOND == tl.int8
     main_at = pointers[1].to(tl.pointer_type(tl.int16)) if SPLIT else pointers[1]
     grad = tl.load(pointers[0] + offsets, mask=mask, cache_modifier=".cg") if GRAD is not None else None
-    state = fetch_state(pointers, offsets, mask, ELEMENTS)
+    state = fetch_state(pointers, offsets, mask, first, ELEMENTS, MOMENTS, UNSIGNED)
     moments = ()
-    for k in tl.static_range(3, MOMENTS_END):
-        moments += (state[k - 2],)
+    for k in tl.static_range(MOMENTS):
+        moments += (state[1 + k],)
     effective = grad.to(tl.float32) * inv_scale * clip if GRAD is not None else None
     updated = APPLY(state[0], moments, effective, scalars)
 
     if GRAD is not None:
-        for k in tl.static_range(3, MOMENTS_END):
-            tl.store(pointers[k] + offsets, updated[k - 2].to(ELEMENTS[k]), mask=mask, cache_modifier=".cs")
+        for k in tl.static_range(MOMENTS):
+            store_moment(pointers, offsets, mask, first, key, updated[1 + k], k, ELEMENTS, MOMENTS, UNSIGNED)
     if SPLIT:
-        half, remainder = split_master(updated[0], MAIN)
+        if tl.int8 == SECOND:
+            random8 = random_bits(key, first, offsets.shape[0], 0) & 0xFF
+            half, remainder = split_master24(updated[0], random8, MAIN)
+        else:
+            half, remainder = split_master(updated[0], MAIN)
         tl.store(main_at + offsets, half, mask=mask, cache_modifier=".cs")
         tl.store(pointers[2] + offsets, remainder, mask=mask, cache_modifier=".cs")
-    elif key is not None:
-        random16 = rounding_bits(key[0], key[1], key[2], first, offsets.shape[0])
-        half = round_stochastic(updated[0], random16, MAIN)
+    elif STOCHASTIC:
+        half = round_stochastic(updated[0], random_bits(key, first, offsets.shape[0], 0), MAIN)
         tl.store(pointers[1].to(tl.pointer_type(tl.int16)) + offsets, half, mask=mask, cache_modifier=".cs")
     else:
         tl.store(main_at + offsets, updated[0].to(MAIN), mask=mask, cache_modifier=".cs")
         if SECOND is not None:
             tl.store(pointers[2] + offsets, updated[0].to(SECOND), mask=mask, cache_modifier=".cs")
     if ema_take is not None:
-        average = state[MOMENTS_END - 2]
+        average = state[1 + MOMENTS]
         average = tl.fma(ema_take, updated[0] - average, average)
-        tl.store(pointers[MOMENTS_END] + offsets, average, mask=mask, cache_modifier=".cs")
+        tl.store(pointers[3 + MOMENTS] + offsets, average, mask=mask, cache_modifier=".cs")
 
 
 @triton.jit(do_not_specialize=["runs", "per_run", "longer", "seed"])
@@ -202,6 +284,8 @@ def update_kernel(
     found_inf,
     seed: tl.int64,
     ELEMENTS: tl.constexpr,
+    MOMENTS: tl.constexpr,
+    UNSIGNED: tl.constexpr,
     ALIGNED: tl.constexpr,
     EMA: tl.constexpr,
     STOCHASTIC: tl.constexpr,
@@ -215,7 +299,8 @@ def update_kernel(
     ``ELEMENTS``: dtypes of the operands. The first is the gradient, only read; ``None`` after a first pass has moved the
     moments: then there is no gradient, and the moments are only read. The second is the weight, read and written. The
     third is ``None``; or the dtype of a copy (the weight of an fp32 master, or the shadow of an fp32 weight), only written;
-    or int16, the remainder of a split master. The rest are the moments and, with ``EMA``, the average of the weights.
+    or int16 or int8, the remainder of a split master. The rest are the moments, ``MOMENTS`` of them; with ``EMA``, the average
+    of the weights; and, if the moments are uint8, their exponents. ``UNSIGNED``: bit k if moment k is never negative.
     ``STOCHASTIC``: round the weight stochastically.
     """
     COLUMNS: tl.constexpr = FIRST_OPERAND + len(ELEMENTS)
@@ -230,16 +315,26 @@ def update_kernel(
             row, begin, count, at = find_span(table, ends, at, stop, UNIT, COLUMNS)
             shared = rows + tl.load(row + 2) * ROW
             inv_scale, clip, scalars = tl.load(shared), tl.load(shared + 1), read_scalars(shared, SCALAR_COUNT)
-            words = shared.to(tl.pointer_type(tl.uint32))
             ema_take = tl.load(shared + EMA_TAKE) if EMA else None
-            key = (seed, tl.load(words + STEP), tl.load(words + INDEX)) if STOCHASTIC else None
-            pointers = ()
-            for k in tl.static_range(len(ELEMENTS)):
-                pointers += (pointer(tl.load(row + FIRST_OPERAND + k), begin, ELEMENTS[k], ALIGNED),)
+            key = key_of(shared, seed)
+            pointers = pointers_of(row, begin, ELEMENTS, MOMENTS, ALIGNED)
             whole = count // BLOCK * BLOCK
             for i in range(0, whole, BLOCK):
                 _update_elements(
-                    pointers, i + offsets, None, begin + i, inv_scale, clip, scalars, ema_take, key, ELEMENTS, APPLY
+                    pointers,
+                    i + offsets,
+                    None,
+                    begin + i,
+                    inv_scale,
+                    clip,
+                    scalars,
+                    ema_take,
+                    key,
+                    ELEMENTS,
+                    MOMENTS,
+                    UNSIGNED,
+                    STOCHASTIC,
+                    APPLY,
                 )
             if whole < count:
                 last = whole + offsets
@@ -254,5 +349,8 @@ def update_kernel(
                     ema_take,
                     key,
                     ELEMENTS,
+                    MOMENTS,
+                    UNSIGNED,
+                    STOCHASTIC,
                     APPLY,
                 )

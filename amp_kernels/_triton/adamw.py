@@ -9,11 +9,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .._updates.state import COUPLED_DECAY
+from .._updates.state import CAUTIOUS, COUPLED_DECAY
 from ._update import Rule
-from ._update_kernels import power
+from ._update_kernels import cautious_direction, power
 
-FLAG_COUPLED = tl.constexpr(COUPLED_DECAY)
+FLAG_COUPLED, FLAG_CAUTIOUS = tl.constexpr(COUPLED_DECAY), tl.constexpr(CAUTIOUS)
 
 
 @triton.jit
@@ -34,13 +34,14 @@ def _derive(options, flags, step):
         eps.to(tl.float32),
         tl.sqrt(correction2).to(tl.float32),
         (lr / correction1).to(tl.float32),
+        ((flags & FLAG_CAUTIOUS) != 0).to(tl.float32),
     )
 
 
 @triton.jit
 def _apply(p, moments, g, scalars):
     m, v = moments[0], moments[1]
-    decay, l2, take_m, keep_v, take_v, eps, correction, step_size = scalars
+    decay, l2, take_m, keep_v, take_v, eps, correction, step_size, cautious = scalars
     p *= decay
     g = tl.where(l2 != 0.0, tl.fma(l2, p, g), g)  # not 0 * p: an infinite weight must not reach the moments
     m = tl.fma(take_m, g - m, m)
@@ -51,7 +52,8 @@ def _apply(p, moments, g, scalars):
         largest = tl.where((moments[k] > v) | (moments[k] != moments[k]), moments[k], v)  # NaN if either is
         updated += (largest,)
     denominator = tl.div_rn(tl.sqrt_rn(largest), correction) + eps
-    return (tl.fma(-step_size, tl.div_rn(m, denominator), p),) + updated
+    direction = cautious_direction(m, g, cautious)
+    return (tl.fma(-step_size, tl.div_rn(direction, denominator), p),) + updated
 
 
-adamw_ = Rule(_derive, _apply, scalars=8).launch
+adamw_ = Rule(_derive, _apply, scalars=9, unsigned=0b110).launch

@@ -20,10 +20,22 @@ import triton.language as tl
 from .._updates.arguments import UpdateArguments
 from .._updates.state import ADAPT_ALL, NO_BIAS_CORRECTION
 from . import _tables, _update
-from ._tables import UNIT, find_span, pointer, unit_ends
-from ._update_kernels import FIRST_OPERAND, ROW, SCALARS, fetch_state, learning_rate, power, read_scalars
+from ._tables import UNIT, find_span, unit_ends
+from ._update_kernels import (
+    FIRST_OPERAND,
+    ROW,
+    SCALARS,
+    fetch_state,
+    key_of,
+    learning_rate,
+    pointers_of,
+    power,
+    read_scalars,
+    store_moment,
+)
 
 FLAG_NO_CORRECTION, FLAG_ADAPT_ALL = tl.constexpr(NO_BIAS_CORRECTION), tl.constexpr(ADAPT_ALL)
+UNSIGNED = tl.constexpr(0b10)  # the second moment
 ADAPT, RATE = (tl.constexpr(SCALARS.value + word) for word in (7, 8))  # words of a row, after seven of both passes
 PROGRAMS_PER_SM = 3  # of the first pass: sums in double need registers
 SLOTS = 128  # of a tensor that are added in parallel
@@ -60,25 +72,27 @@ def _apply(p, moments, g, scalars):
 
 
 @triton.jit
-def _move_elements(pointers, offsets, mask, inv_scale, clip, scalars, weight_sq, direction_sq, ELEMENTS: tl.constexpr):
+def _move_elements(
+    pointers, offsets, mask, first, key, inv_scale, clip, scalars, weight_sq, direction_sq, ELEMENTS: tl.constexpr
+):
     """Moves the moments of one block; returns the sums with the squares of its weights and directions, lane by lane."""
     take_m, keep_v, take_v = scalars[0], scalars[1], scalars[2]
     grad = tl.load(pointers[0] + offsets, mask=mask, cache_modifier=".cg")
-    state = fetch_state(pointers, offsets, mask, ELEMENTS)
+    state = fetch_state(pointers, offsets, mask, first, ELEMENTS, 2, UNSIGNED)
     p, m, v = state[0], state[1], state[2]
     g = grad.to(tl.float32) * inv_scale * clip
-    m = tl.fma(take_m, g - m, m).to(ELEMENTS[3])
-    v = tl.fma(take_v * g, g, keep_v * v).to(ELEMENTS[4])
-    tl.store(pointers[3] + offsets, m, mask=mask, cache_modifier=".cs")
-    tl.store(pointers[4] + offsets, v, mask=mask, cache_modifier=".cs")
-    direction = _direction(p, m.to(tl.float32), v.to(tl.float32), scalars)
+    m = tl.fma(take_m, g - m, m)
+    v = tl.fma(take_v * g, g, keep_v * v)
+    m = store_moment(pointers, offsets, mask, first, key, m, 0, ELEMENTS, 2, UNSIGNED)
+    v = store_moment(pointers, offsets, mask, first, key, v, 1, ELEMENTS, 2, UNSIGNED)
+    direction = _direction(p, m, v, scalars)
     if mask is not None:
         p, direction = tl.where(mask, p, 0.0), tl.where(mask, direction, 0.0)
     p, direction = p.to(tl.float64), direction.to(tl.float64)
     return weight_sq + p * p, direction_sq + direction * direction
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seed"])
 def moments_kernel(
     table,
     tensors,
@@ -86,6 +100,7 @@ def moments_kernel(
     rows,
     slots,
     found_inf,
+    seed: tl.int64,
     ELEMENTS: tl.constexpr,
     ALIGNED: tl.constexpr,
     TENSORS: tl.constexpr,
@@ -102,20 +117,39 @@ def moments_kernel(
         row, begin, count, _ = find_span(table, ends, index, index + 1, unit, COLUMNS)
         shared = rows + tl.load(row + 2) * ROW
         inv_scale, clip, scalars = tl.load(shared), tl.load(shared + 1), read_scalars(shared, 7)
-        pointers = ()
-        for k in tl.static_range(len(ELEMENTS)):
-            pointers += (pointer(tl.load(row + FIRST_OPERAND + k), begin, ELEMENTS[k], ALIGNED),)
+        key = key_of(shared, seed)
+        pointers = pointers_of(row, begin, ELEMENTS, 2, ALIGNED)
         weight_sq = tl.zeros((BLOCK,), tl.float64)
         direction_sq = tl.zeros((BLOCK,), tl.float64)
         whole = count // BLOCK * BLOCK
         for i in range(0, whole, BLOCK):
             weight_sq, direction_sq = _move_elements(
-                pointers, i + offsets, None, inv_scale, clip, scalars, weight_sq, direction_sq, ELEMENTS
+                pointers,
+                i + offsets,
+                None,
+                begin + i,
+                key,
+                inv_scale,
+                clip,
+                scalars,
+                weight_sq,
+                direction_sq,
+                ELEMENTS,
             )
         if whole < count:
             at = whole + offsets
             weight_sq, direction_sq = _move_elements(
-                pointers, at, at < count, inv_scale, clip, scalars, weight_sq, direction_sq, ELEMENTS
+                pointers,
+                at,
+                at < count,
+                begin + whole,
+                key,
+                inv_scale,
+                clip,
+                scalars,
+                weight_sq,
+                direction_sq,
+                ELEMENTS,
             )
         tl.store(slots + 2 * index, tl.sum(weight_sq, 0))
         tl.store(slots + 2 * index + 1, tl.sum(direction_sq, 0))
@@ -180,12 +214,12 @@ def _unit(tensors: list[tuple[int, ...]]) -> int:
 def _stage(arguments: UpdateArguments, classes: _update.Classes, of_rows: _update.Tables, rows: torch.Tensor) -> None:
     """Moves the moments and writes the lengths of the steps into the rows; half of a step does one of both."""
     programs = _tables.programs(rows.device, PROGRAMS_PER_SM)
-    for (elements, aligned, _, _), tensors in classes.items():
+    for (elements, _, aligned, _, _), tensors in classes.items():
         unit = _unit(tensors)
         for table in _tables.tensor_tables(tensors, rows.device, programs, unit):
             slots = None
             if arguments.squares is None or not arguments.second:
-                slots = _sums(table, unit, elements, aligned, rows, arguments.found_inf)
+                slots = _sums(table, unit, elements, aligned, rows, arguments.found_inf, arguments.seed)
             rates_kernel[(table.tensors,)](
                 table.rows,
                 slots,
@@ -210,6 +244,7 @@ def _sums(
     aligned: bool,
     rows: torch.Tensor,
     found_inf: torch.Tensor | None,
+    seed: int,
 ) -> torch.Tensor:
     """The first pass over one table; returns the sums of its units."""
     slots = torch.empty(2 * table.units, dtype=torch.float64, device=rows.device)
@@ -220,6 +255,7 @@ def _sums(
         rows,
         slots,
         found_inf,
+        seed,
         ELEMENTS=elements,
         ALIGNED=aligned,
         TENSORS=table.capacity,
@@ -230,5 +266,5 @@ def _sums(
     return slots
 
 
-lamb_ = _update.Rule(_derive, _apply, scalars=9, stage=_stage).launch
+lamb_ = _update.Rule(_derive, _apply, scalars=9, unsigned=UNSIGNED.value, stage=_stage).launch
 lamb_half_ = lamb_

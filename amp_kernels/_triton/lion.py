@@ -9,7 +9,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .._updates.state import CAUTIOUS
 from ._update import Rule
+from ._update_kernels import cautious_direction
+
+FLAG_CAUTIOUS = tl.constexpr(CAUTIOUS)
 
 
 @triton.jit
@@ -22,16 +26,17 @@ def _derive(options, flags, step):
         (1.0 - beta1).to(tl.float32),
         beta2.to(tl.float32),
         (1.0 - beta2).to(tl.float32),
+        ((flags & FLAG_CAUTIOUS) != 0).to(tl.float32),
     )
 
 
 @triton.jit
 def _apply(p, moments, g, scalars):
-    lr, decay, keep_c, take_c, keep_m, take_m = scalars
+    lr, decay, keep_c, take_c, keep_m, take_m, cautious = scalars
     m = moments[0]
-    c = tl.fma(keep_c, m, take_c * g)
+    c = cautious_direction(tl.fma(keep_c, m, take_c * g), g, cautious)
     sign = tl.where(c > 0.0, 1.0, tl.where(c < 0.0, -1.0, c))  # of NaN: NaN
     return tl.fma(-lr, sign, p * decay), tl.fma(keep_m, m, take_m * g)
 
 
-lion_ = Rule(_derive, _apply, scalars=6).launch
+lion_ = Rule(_derive, _apply, scalars=7).launch

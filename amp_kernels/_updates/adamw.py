@@ -7,7 +7,8 @@ With ``g`` the effective gradient::
 
 the order of operations of :class:`torch.optim.AdamW`'s single-tensor form (Loshchilov and Hutter, ICLR 2019); with
 AMSGrad (Reddi et al., ICLR 2018) ``v_max = max(v_max, v)``, the optional moment, stands under the root. Flags: 1
-(maximize), 4 (coupled L2 decay: Adam instead of AdamW), 8 (stochastic rounding).
+(maximize), 4 (coupled L2 decay: Adam instead of AdamW), 8 (stochastic rounding), 64 (cautious: ``m`` counts as 0 in the weight's
+update where ``m * g <= 0``).
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import torch
 from torch import Tensor
 
 from .._dispatch.library import Sample
-from .op import define_update
-from .state import COUPLED_DECAY, MAXIMIZE, STOCHASTIC, decayed, fma, rounded, sqrt
+from .op import define_update, samples8
+from .state import CAUTIOUS, COUPLED_DECAY, MAXIMIZE, STOCHASTIC, cautious_direction, decayed, fma, rounded, sqrt
 
 
 def _rule(p: Tensor, moments: list[Tensor], g: Tensor, o: SimpleNamespace) -> tuple[Tensor, ...]:
@@ -35,7 +36,8 @@ def _rule(p: Tensor, moments: list[Tensor], g: Tensor, o: SimpleNamespace) -> tu
     v = fma(g * rounded(1 - o.beta2), g, v * rounded(o.beta2))
     largest = [torch.maximum(v_max, v) for v_max in largest]  # one, or none
     denom = sqrt(largest[0] if largest else v) / rounded(correction2.sqrt()) + rounded(o.eps)
-    return fma(rounded(-o.lr / correction1), m / denom, p), m, v, *largest
+    direction = cautious_direction(m, g, o.flags)
+    return fma(rounded(-o.lr / correction1), direction / denom, p), m, v, *largest
 
 
 def _samples(amsgrad: Callable[..., Sample]) -> Iterator[Sample]:
@@ -54,6 +56,9 @@ def _samples(amsgrad: Callable[..., Sample]) -> Iterator[Sample]:
     yield amsgrad(190, [bf16, f16, f32], moment_dtype=bf16, flags=STOCHASTIC, ema=True)
     yield call(191, [bf16, f16], flags=STOCHASTIC | MAXIMIZE, master=torch.int16, ema=True)
     yield amsgrad(192, [f32, bf16], ema=True, flags=STOCHASTIC, found=1.0)  # skipped
+    yield call(193, [f32, bf16], flags=CAUTIOUS)
+    yield from samples8(call, 300, flags=CAUTIOUS)
+    yield from samples8(amsgrad, 310)
 
 
 adamw_ = define_update(
@@ -61,7 +66,8 @@ adamw_ = define_update(
     _rule,
     moments=("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
     optional=("max_exp_avg_sq",),
+    unsigned=("exp_avg_sq", "max_exp_avg_sq"),
     options={"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01},
-    flags=MAXIMIZE | COUPLED_DECAY | STOCHASTIC,
+    flags=MAXIMIZE | COUPLED_DECAY | STOCHASTIC | CAUTIOUS,
     samples=_samples,
 )

@@ -21,10 +21,11 @@ class UpdateArguments(NamedTuple):
     Args:
         params: float16, bfloat16 or float32, dense, one device; updated.
         grads: same shapes and strides as ``params``, float16, bfloat16 or float32 whatever the param's dtype; only read.
-        moments: for each of the declaration's moments one flat float32 or bfloat16 buffer per block, kind after kind; updated.
-            Optional ones have 0 elements for a block without them.
+        moments: for each of the declaration's moments one flat float32, bfloat16 or uint8 buffer per block, kind after kind;
+            updated. Optional ones have 0 elements for a block without them. uint8 buffers hold 8-bit codes, then exponents
+            (:mod:`.state`).
         steps: one float32 buffer per block, one counter per param; incremented.
-        masters: per block float32 masters or int16 remainders of 16-bit params, or 0 elements; updated.
+        masters: per block float32 masters, or int16 or int8 remainders of 16-bit params, or 0 elements; updated.
         shadows: per block a float16 or bfloat16 copy of float32 params, or 0 elements; overwritten.
         emas: per block float32 exponential moving averages of the float32 weights, or 0 elements; updated.
         layout: int64 ``[n, 5]`` on the CPU, row ``(block, offset, slot, group, index)`` for each param (:mod:`.state`).

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from .._checks import lists
 from .._checks.lists import HALF_DTYPES
+from .._raw._block8 import BLOCK
 from .arguments import UpdateArguments
-from .state import MAX_SEED
+from .state import MAX_INDEX, MAX_SEED, elements_of
 
-MOMENTS = (torch.float32, torch.bfloat16)
-KEPT = {"masters": (torch.float32, torch.int16), "shadows": HALF_DTYPES, "emas": (torch.float32,)}
+MOMENTS = (torch.float32, torch.bfloat16, torch.uint8)
+KEPT = {"masters": (torch.float32, torch.int16, torch.int8), "shadows": HALF_DTYPES, "emas": (torch.float32,)}
 LEAST = {"dampening": -math.inf}  # 0 for the other numbers
 RATES = ("beta1", "beta2", "ema_decay")
 
@@ -29,6 +30,7 @@ class Declaration:
 
     ``moments`` are in the order in which the op takes them, those of ``optional``, which a block may lack, last; ``options``
     are in the order in which they are packed, ``lr`` first and ``weight_decay`` last, with the values of samples and tests.
+    ``unsigned`` are the moments that are never negative, whose 8-bit codes have no sign.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Declaration:
     options: dict[str, float]
     flags: int
     optional: tuple[str, ...] = ()
+    unsigned: tuple[str, ...] = ()
 
 
 def check(declared: Declaration, a: UpdateArguments) -> None:
@@ -131,11 +134,16 @@ def _check_layout(declared: Declaration, a: UpdateArguments, buffers: _Buffers) 
             raise ValueError(f"{row}; steps[{block}] has {steps[block].numel()} slots")
         if not 0 <= group < groups:
             raise ValueError(f"{row}; there are {groups} param groups")
-        if not 0 <= index < 2**32:
-            raise ValueError(f"{row}; an index is from 0 to {2**32 - 1}")
+        if not 0 <= index <= MAX_INDEX:
+            raise ValueError(f"{row}; an index is from 0 to {MAX_INDEX}")
         end = offset + params[i].numel()
         for name, (tensors, _) in buffers.items():
-            size = tensors[block].numel()
+            size, coded = elements_of(tensors[block]), tensors[block].dtype == torch.uint8
+            if coded and (tensors[block].numel() % (BLOCK + 1) or offset % BLOCK):
+                raise ValueError(
+                    f"{row}; {name}[{block}] has {tensors[block].numel()} bytes; accepted for 8-bit moments: {BLOCK + 1} bytes for "
+                    f"each block of {BLOCK} elements, and offsets that are multiples of {BLOCK}"
+                )
             if offset < 0 or (end > size and not (size == 0 and name in optional)):
                 raise ValueError(f"{row}; {name}[{block}] has {size} elements, params[{i}] needs {offset} to {end}")
         for name, accepted in (("masters", HALF_DTYPES), ("shadows", (torch.float32,))):

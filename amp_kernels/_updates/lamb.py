@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .._dispatch.library import Sample
-from .op import Stage, WholeTensor, define_update
+from .op import Stage, WholeTensor, define_update, samples8
 from .state import ADAPT_ALL, MAXIMIZE, NO_BIAS_CORRECTION, STOCHASTIC, decayed, fma, rounded, sqrt
 
 
@@ -70,12 +70,14 @@ def _samples(call: Callable[..., Sample]) -> Iterator[Sample]:
     yield call(57, [f32, bf16, f16], found=2.0, scale=4.0, master=torch.int16, shadow=f16)  # skipped
     yield call(58, [bf16, f16, f32], flags=STOCHASTIC, ema=True)
     yield call(59, [f32, bf16], master=f32, shadow=bf16, ema=True, lrs=True, decays=True)
+    yield from samples8(call)
 
 
 lamb_ = define_update(
     "lamb_",
     _rule,
     moments=("exp_avg", "exp_avg_sq"),
+    unsigned=("exp_avg_sq",),
     options={"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.01},
     flags=MAXIMIZE | STOCHASTIC | NO_BIAS_CORRECTION | ADAPT_ALL,
     stage=Stage(_moments, _squares, run=lambda tensors: [_rate(tensor) for tensor in tensors]),

@@ -55,6 +55,9 @@ def _samples(call: Callable[..., Sample]) -> Iterator[Sample]:
     yield call(47, [bf16, f32], **after, master=f32, grad_dtype=bf16, ema=True)
     yield call(48, [bf16, f16], **after, flags=STOCHASTIC, ratio=0.5)
     yield call(49, [bf16, f32], **after, flags=CAUTIOUS, master=f32, shadow=f16, ema=True, found=1.0)  # skipped
+    yield call(500, [bf16, f16, f32], moment_dtype=torch.uint8, grad_dtype=f32, flags=NESTEROV, max_norm=1.0)
+    yield call(501, [bf16, f16], moment_dtype=torch.uint8, found=1.0)  # skipped
+    yield call(502, [bf16, f16], **after, master=torch.int8, ema=True)
 
 
 muon_ = define_update(

@@ -24,7 +24,7 @@ from . import declaration
 from .arguments import VARIANTS, UpdateArguments, schema
 from .declaration import Declaration
 from .samples import sample
-from .state import MAXIMIZE, STOCHASTIC, StepScalars, Weight
+from .state import MAXIMIZE, STOCHASTIC, Moment, StepScalars, Weight
 
 #: The update ops by name.
 RULES: dict[str, UpdateOp] = {}
@@ -151,8 +151,8 @@ class _Param:
     """One parameter of a step: weight, gradient, moments and step counter, and ``o`` for its rule."""
 
     def __init__(self, declared: Declaration, arguments: UpdateArguments, i: int, row: list[int]):
-        block, offset, slot, group, _ = row
-        param, blocks, count = arguments.params[i], len(arguments.steps), len(declared.options)
+        block, _, slot, group, _ = row
+        blocks, count = len(arguments.steps), len(declared.options)
         self.grad, self.counter = arguments.grads[i], arguments.steps[block][slot]
         of_group = arguments.options[group * count : (group + 1) * count]
         self.o = SimpleNamespace(**dict(zip(declared.options, of_group, strict=True)))
@@ -162,18 +162,18 @@ class _Param:
             self.o.weight_decay = arguments.weight_decays[group].reshape(())
         self.o.step, self.o.flags = self.counter + 1, arguments.flags[group]
         self._moments = [
-            buffer[offset : offset + param.numel()]
-            for name, buffer in zip(declared.moments, arguments.moments[block::blocks], strict=True)
-            if buffer.numel() or name not in declared.optional
+            Moment.at(arguments, i, row, self.o.step, k, unsigned=name in declared.unsigned)
+            for k, name in enumerate(declared.moments)
+            if arguments.moments[k * blocks + block].numel() or name not in declared.optional
         ]
         self.weight = Weight.at(arguments, i, row, self.o.step)
 
     def read_moments(self) -> list[Tensor]:
-        return [moment.float() for moment in self._moments]
+        return [moment.load() for moment in self._moments]
 
     def store_moments(self, scalars: StepScalars, values: Iterable[Tensor]) -> None:
         for moment, value in zip(self._moments, values, strict=True):
-            scalars.store(moment, value)
+            moment.store(scalars, value)
 
 
 def _halves(samples: Iterable[Sample]) -> Iterator[Sample]:
@@ -198,6 +198,17 @@ def usual_samples(call: Callable[..., Sample]) -> Iterator[Sample]:
     yield call(37, [bf16, f16, f32], flags=STOCHASTIC, ema=True)
     yield call(38, [bf16, f32], flags=STOCHASTIC, ema=True, found=1.0)  # skipped
     yield call(39, [bf16, f32], master=f32, shadow=bf16, ema=True)
+    yield from samples8(call)
+
+
+def samples8(call: Callable[..., Sample], first: int = 300, **options: Any) -> Iterator[Sample]:
+    """Calls with moments in 8 bits and with masters of 24; ``first`` seed."""
+    f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
+    call = functools.partial(call, **options)
+    yield call(first, [f32, bf16, f16], moment_dtype=torch.uint8, shadow=bf16, max_norm=1.0, ema=True)
+    yield call(first + 1, [bf16, f16], master=torch.int8, moment_dtype=torch.uint8, scale=8.0)
+    yield call(first + 2, [bf16, f16], master=torch.int8)
+    yield call(first + 3, [bf16, f32], master=torch.int8, moment_dtype=torch.uint8, found=1.0)  # skipped
 
 
 def define_update(
@@ -208,6 +219,7 @@ def define_update(
     options: dict[str, float],
     flags: int,
     optional: tuple[str, ...] = (),
+    unsigned: tuple[str, ...] = (),
     stage: Stage | None = None,
     samples: Callable[[Callable[..., Sample]], Iterable[Sample]] = usual_samples,
 ) -> UpdateOp:
@@ -220,10 +232,11 @@ def define_update(
         options: names of a group's numbers, ``lr`` first and ``weight_decay`` last, with the values of samples and tests.
         flags: the bits that a group may have.
         optional: names of the moments that a block may lack; it has all of them or none.
+        unsigned: names of the moments that are never negative.
         stage: for a rule that needs whole tensors; its op also exists in two halves.
         samples: ``samples(call)`` yields calls made by ``call(seed, dtypes, **options)`` (:func:`.samples.sample`).
     """
-    declared = Declaration(name, moments, options, flags, optional)
+    declared = Declaration(name, moments, options, flags, optional, unsigned)
 
     def of_device(device: str) -> Iterable[Sample]:
         return samples(functools.partial(sample, declared, device))

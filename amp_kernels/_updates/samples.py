@@ -11,10 +11,11 @@ from torch import Tensor
 
 from .._checks.lists import HALF_DTYPES, flat
 from .._dispatch.library import Sample
-from .._raw._split_master import split_master
+from .._raw._block8 import FIRST, SECOND, encode
+from .._raw._split_master import SPLITS
 from .arguments import UpdateArguments
 from .declaration import Declaration
-from .state import STOCHASTIC
+from .state import ALIGN, STOCHASTIC
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Blocks:
         grad_dtype: ``None`` for the parameter's.
         optional: whether blocks have the optional moments.
         first: moments and steps are zero.
-        start, size: offset of the first parameter in a block's buffers, and their size; ``None``: as needed.
+        start, size: offset of the first parameter in a block's buffers, rounded up for 8-bit moments (uint8), and the size of the
+            others; ``None``: as needed.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class Blocks:
     ):
         self.declared, self.kinds = declared, list(kinds)
         g = torch.Generator().manual_seed(seed)
+        align = ALIGN if moment_dtype == torch.uint8 else 16
+        start = -(-start // align) * align
         self.params: list[Tensor] = []
         self.grads: list[Tensor] = []
         #: By kind, then by block.
@@ -71,7 +75,7 @@ class Blocks:
         for block, kind in enumerate(kinds):
             offsets = [start]
             for shape in shapes:
-                offsets.append(offsets[-1] + -(-math.prod(shape) // 16) * 16)
+                offsets.append(offsets[-1] + -(-math.prod(shape) // align) * align)
             total = size or offsets[-1]
             master = torch.zeros(total if kind.master else 0, dtype=kind.master or torch.float32)
             for slot, (shape, offset) in enumerate(zip(shapes, offsets, strict=False)):
@@ -81,8 +85,8 @@ class Blocks:
                 else:
                     weight, grad = weight.reshape(shape), grad.reshape(shape)
                 param, part = weight.to(kind.param), slice(offset, offset + weight.numel())
-                if kind.master == torch.int16:
-                    half, master[part] = split_master(flat(weight), kind.param)
+                if kind.master in SPLITS:
+                    half, master[part] = SPLITS[kind.master](flat(weight), kind.param)
                     flat(param).copy_(half)
                 elif kind.master is not None:
                     master[part] = flat(weight)
@@ -96,7 +100,11 @@ class Blocks:
             self.emas.append(torch.randn(total if kind.ema else 0, generator=g))
             self.steps.append(torch.arange(float(len(shapes))) * (not first))
             for name, buffers in zip(declared.moments, self.moments, strict=True):
-                values = torch.randn(total, generator=g).square() * (not first)  # a second moment is never negative
+                values = torch.randn(total, generator=g) * (not first)
+                if name in declared.unsigned or moment_dtype != torch.uint8:
+                    values = values.square()  # a second moment is never negative
+                if moment_dtype == torch.uint8:
+                    values = torch.cat(encode(values, SECOND if name in declared.unsigned else FIRST))
                 there = optional or name not in declared.optional
                 buffers.append((values if there else values[:0].clone()).to(moment_dtype))
         self.layout = torch.tensor(rows)

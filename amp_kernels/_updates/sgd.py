@@ -7,7 +7,7 @@ With ``g`` the effective gradient::
 
 as :class:`torch.optim.SGD`. The first step is the first one that is not skipped: a momentum buffer that a skipped step
 left unwritten is never read. Without a momentum buffer ``p -= lr * g``. Flags: 1 (maximize), 2 (nesterov), 8 (stochastic
-rounding).
+rounding), 64 (cautious: no step where the direction, times the ``g`` that enters the buffer, is not positive).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from .._dispatch.library import Sample
-from .op import define_update
-from .state import MAXIMIZE, NESTEROV, STOCHASTIC, decayed, fma, rounded
+from .op import define_update, samples8
+from .state import CAUTIOUS, MAXIMIZE, NESTEROV, STOCHASTIC, cautious_direction, decayed, fma, rounded
 
 
 def _rule(p: Tensor, moments: list[Tensor], g: Tensor, o: SimpleNamespace) -> tuple[Tensor, ...]:
@@ -29,7 +29,8 @@ def _rule(p: Tensor, moments: list[Tensor], g: Tensor, o: SimpleNamespace) -> tu
     for buffer in moments:  # one, or none
         history = fma(keep, buffer, g * rounded(1 - o.dampening))
         buffer = torch.where(o.step == 1, g, history)  # the first step that is taken starts the buffer, as in torch
-        moments, g = [buffer], fma(keep, buffer, g) if o.flags & NESTEROV else buffer
+        direction = fma(keep, buffer, g) if o.flags & NESTEROV else buffer
+        moments, g = [buffer], cautious_direction(direction, g, o.flags)
     return fma(rounded(-o.lr), g, p), *moments
 
 
@@ -46,6 +47,8 @@ def _samples(call: Callable[..., Sample]) -> Iterator[Sample]:
     yield call(27, [bf16, f16, f32], flags=STOCHASTIC, ema=True)
     yield call(28, [bf16, f32], **plain, flags=STOCHASTIC, ema=True, found=1.0)  # skipped
     yield call(29, [f16, f32], master=torch.int16, shadow=bf16, ema=True)
+    yield from samples8(call)
+    yield call(330, [f32, bf16], flags=CAUTIOUS | NESTEROV)
 
 
 sgd_ = define_update(
@@ -54,6 +57,6 @@ sgd_ = define_update(
     moments=("momentum_buffer",),
     optional=("momentum_buffer",),
     options={"lr": 1e-2, "momentum": 0.9, "dampening": 0.0, "weight_decay": 1e-4},
-    flags=MAXIMIZE | NESTEROV | STOCHASTIC,
+    flags=MAXIMIZE | NESTEROV | STOCHASTIC | CAUTIOUS,
     samples=_samples,
 )

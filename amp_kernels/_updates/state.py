@@ -4,12 +4,18 @@ Parameters and gradients are lists of tensors. Everything else is in flat 1-D bu
 of one device, dtype and group, and holds one buffer per kind of state (moments, masters, shadows) plus one step counter
 per parameter. ``layout`` is an int64 CPU tensor ``[n, 5]``. Its row ``i`` is ``(block, offset, slot, group, index)``: the
 state of parameter ``i`` is ``buffer[offset : offset + numel]`` in each buffer of ``block``, its step counter is
-``steps[slot]``, its hyper-parameters are those of ``group``. ``index``, 0 to 2^32 - 1, is its number in the optimizer,
-part of the key of its random bits. Elements are taken in memory order, so state and parameter match whatever the
+``steps[slot]``, its hyper-parameters are those of ``group``. ``index`` is part of the key of its random bits: its number in
+the optimizer, below 2^32, plus 2^32 times the block of 32 elements with which this piece of it begins, 0 for a whole
+parameter (:mod:`.._raw._stochastic`). Elements are taken in memory order, so state and parameter match whatever the
 strides.
 
-A buffer with 0 elements means the block has no such state. Masters: float32 holds full masters of 16-bit parameters,
-int16 the remainders of :mod:`.._raw._split_master`; without one the parameter is its own master, rounded to nearest even or, with
+A buffer with 0 elements means the block has no such state. Moments in uint8 are in 8 bits (:mod:`.._raw._block8`), rounded
+stochastically: the buffer holds the codes of all elements and then one exponent for each 32 of them, so that element
+``offset`` has code ``offset`` and, with ``n`` elements in the buffer, exponent ``n + offset / 32``. The offset of a parameter is
+a multiple of 32; its last block counts as if filled up with zeros.
+
+Masters: float32 holds full masters of 16-bit parameters, int16 the remainders of :mod:`.._raw._split_master`, int8 those of
+masters that are rounded stochastically to 24 bits; without one the parameter is its own master, rounded to nearest even or, with
 the flag ``STOCHASTIC`` of its group, stochastically (:mod:`.._raw._stochastic`). Shadows: float16 or bfloat16 copies of
 float32 parameters. Emas: float32 exponential moving averages of the float32 weights.
 
@@ -29,19 +35,21 @@ from torch import Tensor
 
 from .._checks import lists
 from .._checks.lists import HALF_DTYPES
-from .._raw._split_master import join_master, split_master
+from .._raw import _block8
+from .._raw._block8 import decode, encode
+from .._raw._split_master import join_master, split_master, split_master24
 from .._raw._stochastic import round_stochastic, rounding_bits
 from .arguments import UpdateArguments
 
 # A group's flags.
 MAXIMIZE, NESTEROV, COUPLED_DECAY, STOCHASTIC, NO_BIAS_CORRECTION, ADAPT_ALL, CAUTIOUS = (1 << k for k in range(7))
-MAX_SEED = 2**63 - 1
+MAX_SEED = MAX_INDEX = 2**63 - 1
 
 TABLE_COLUMNS, TABLE_GRAD = 12, 1  # csrc/base/tensor_table.h
 TABLE_DTYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}  # torch's own numbers
 
 
-ALIGN = 16  # elements: a parameter's piece starts 16-byte aligned in a buffer of any dtype, 64-byte aligned in float32
+ALIGN = 32  # elements: whole blocks of 8-bit moments; a piece starts 32-byte aligned in a buffer of any dtype
 
 
 def state_layout(numels: Sequence[int]) -> tuple[list[int], int]:
@@ -52,6 +60,23 @@ def state_layout(numels: Sequence[int]) -> tuple[list[int], int]:
         offsets.append(total)
         total += -(-numel // ALIGN) * ALIGN
     return offsets, total
+
+
+def buffer_numel(elements: int, dtype: torch.dtype) -> int:
+    """The size of a buffer for moments of so many elements, a multiple of :data:`ALIGN`."""
+    return elements + elements // _block8.BLOCK if dtype == torch.uint8 else elements
+
+
+def elements_of(buffer: Tensor) -> int:
+    """The number of elements that a buffer has room for."""
+    numel = buffer.numel()
+    return numel * _block8.BLOCK // (_block8.BLOCK + 1) if buffer.dtype == torch.uint8 else numel
+
+
+def exponents_at(buffer: Tensor, offset: int, numel: int) -> Tensor:
+    """The exponents of a piece of a buffer of 8-bit moments."""
+    first = elements_of(buffer) + offset // _block8.BLOCK
+    return buffer[first : first - (-numel // _block8.BLOCK)]
 
 
 def view_like(buffer: Tensor, param: Tensor, offset: int) -> Tensor:
@@ -70,6 +95,12 @@ def decayed(g: Tensor, weight_decay: float | Tensor, p: Tensor) -> Tensor:
     if not isinstance(weight_decay, Tensor):
         return g if weight_decay == 0 else fma(rounded(weight_decay), p, g)
     return torch.where(weight_decay == 0, g, fma(rounded(weight_decay), p, g))
+
+
+def cautious_direction(direction: Tensor, g: Tensor, flags: int) -> Tensor:
+    """With the flag ``CAUTIOUS`` 0 where the direction has not the sign of the gradient (Liang et al., "Cautious optimizers", 2024,
+    without the rescaling). NaN stays."""
+    return torch.where(direction * g <= 0, 0.0, direction) if flags & CAUTIOUS else direction
 
 
 def sqrt(x: Tensor) -> Tensor:
@@ -115,6 +146,41 @@ def piece(buffer: Tensor, offset: int, numel: int) -> Tensor | None:
 
 
 @dataclass
+class Moment:
+    """One moment of one parameter, as it is stored."""
+
+    values: Tensor  # codes if it has exponents
+    exponents: Tensor | None
+    code: _block8.Code8
+    random16: Tensor | None
+
+    @classmethod
+    def at(cls, a: UpdateArguments, i: int, row: Sequence[int], step: Tensor, k: int, *, unsigned: bool) -> Moment:
+        """Moment number ``k`` of parameter ``i``; ``row`` and ``step`` as in :meth:`Weight.at`."""
+        block, offset, _, _, index = row
+        buffer, n = a.moments[k * len(a.steps) + block], a.params[i].numel()
+        code = _block8.SECOND if unsigned else _block8.FIRST
+        if buffer.dtype != torch.uint8:
+            return cls(buffer[offset : offset + n], None, code, None)
+        random16 = rounding_bits(a.seed, step, index, -(-n // _block8.BLOCK) * _block8.BLOCK, stream=1 + k)
+        return cls(buffer[offset : offset + n], exponents_at(buffer, offset, n), code, random16)
+
+    def load(self) -> Tensor:
+        """The float32 values."""
+        if self.exponents is None:
+            return self.values.float()
+        return decode(self.values, self.exponents, self.code)
+
+    def store(self, scalars: StepScalars, value: Tensor) -> None:
+        if self.exponents is None:
+            scalars.store(self.values, value)
+            return
+        codes, exponents = encode(value, self.code, self.random16)
+        scalars.store(self.values, codes)
+        scalars.store(self.exponents, exponents)
+
+
+@dataclass
 class Weight:
     """One parameter's weight in every form that is stored."""
 
@@ -131,7 +197,8 @@ class Weight:
         param, (block, offset, _, group, index) = a.params[i], row
         n = param.numel()
         master, shadow, ema = (piece(buffers[block], offset, n) for buffers in (a.masters, a.shadows, a.emas))
-        stochastic = a.flags[group] & STOCHASTIC and master is None and param.dtype in HALF_DTYPES
+        short = master is not None and master.dtype == torch.int8
+        stochastic = short or (a.flags[group] & STOCHASTIC and master is None and param.dtype in HALF_DTYPES)
         random16 = rounding_bits(a.seed, step, index, n) if stochastic else None
         return cls(lists.flat(param), master, shadow, ema, a.ema_decay[group], random16)
 
@@ -144,8 +211,11 @@ class Weight:
     def store(self, scalars: StepScalars, weight: Tensor) -> None:
         if self.ema is not None:  # torch.lerp's form: an average that equals the weight stays
             scalars.store(self.ema, fma(rounded(1 - self.ema_decay), weight - self.ema, self.ema))
-        if self.master is not None and self.master.dtype == torch.int16:
-            half, remainder = split_master(weight, self.param.dtype)
+        if self.master is not None and self.master.dtype != torch.float32:
+            if self.master.dtype == torch.int8:
+                half, remainder = split_master24(weight, self.param.dtype, self.random16 & 0xFF)
+            else:
+                half, remainder = split_master(weight, self.param.dtype)
             scalars.store(self.param, half)
             scalars.store(self.master, remainder)
             return

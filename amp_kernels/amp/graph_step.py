@@ -138,9 +138,9 @@ class GraphedStep:
 
     def _write_numbers(self) -> None:
         """Copy the groups' learning rates and weight decays to the graph's buffers."""
-        groups = self._optimizer.param_groups
+        groups, algorithm = self._optimizer.param_groups, self._optimizer.algorithm
         self._optimizer.plan.hyper.packed(groups)  # raises for a text or a NaN
-        decays = [group["weight_decay"] for group in groups]
+        decays = [algorithm.of(group).option(group, "weight_decay") for group in groups]
         if len(groups) != len(self._rates):
             self._rates = [torch.zeros((), dtype=torch.float32, device=self._device()) for _ in groups]
             self._decays = [torch.zeros((), dtype=torch.float64, device=self._device()) for _ in groups]

@@ -15,6 +15,7 @@ from torch import Tensor
 from .._checks.types import type_name
 from .._raw._split_master import join_master
 from ..optim._base import FusedOptimizer
+from ..optim._moments8 import SCALE, moment_dtype, moment_of, scale_shape
 from ._file import Lazy, map_tensors, plain
 
 SECTIONS = ("model", "optimizer", "scaler", "scheduler", "data")
@@ -41,12 +42,12 @@ def _check_stateful(name: str, part: Any) -> None:
 
 
 def _of_optimizer(optimizer: FusedOptimizer) -> dict[str, Any]:
-    """The state_dict, with split float32 masters that are joined when they are written."""
+    """The state_dict, with split float32 masters that are joined when they are written, and codes of 8-bit moments."""
 
     def later(param: Tensor, remainder: Tensor) -> Lazy:
         return Lazy(join_master, (param, remainder), torch.float32)
 
-    return optimizer.state_dict_with(later)
+    return optimizer.state_dict_with(later, keep_codes=True)
 
 
 def _random_state() -> dict[str, Any]:
@@ -131,10 +132,19 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) ->
             # SGD's momentum is None before its first step; the optimizer checks for missing entries.
             if not isinstance(value, Tensor):
                 continue
-            if key in moments:
-                _check_like(name, value, param.shape, optimizer.state_dtype)
+            moment = moment_of(key) or key
+            if moment in moments:
+                _check_moment(name, value, param, optimizer.state_dtype, is_scale=key == moment + SCALE)
             elif value.numel() != 1 and value.shape != param.shape:
                 _check_like(name, value, param.shape, value.dtype)
+
+
+def _check_moment(name: str, saved: Tensor, param: Tensor, state_dtype: Any, is_scale: bool) -> None:
+    """Codes are kept of row-major parameters alone."""
+    dtype = moment_dtype(param.shape, state_dtype)
+    if dtype == torch.uint8 and not param.is_contiguous():
+        dtype = torch.float32
+    _check_like(name, saved, scale_shape(param.shape) if is_scale else param.shape, dtype)
 
 
 def restore(parts: dict[str, Any], content: dict[str, Any], rng: bool) -> None:

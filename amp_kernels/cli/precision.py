@@ -29,7 +29,12 @@ class Row(NamedTuple):
 
 
 OURS = (
-    Row(("linear", "matmul", "baddbmm", "addmm", "mlp"), "lower", "lower", "bias and activation in fp32, one rounding"),
+    Row(
+        ("linear", "matmul", "grouped_mm", "baddbmm", "addmm", "mlp"),
+        "lower",
+        "lower",
+        "bias and activation in fp32, one rounding",
+    ),
     Row(("layer_norm", "rms_norm"), "fp32 inside", "fp32 inside", "reads an fp32 residual stream without a copy"),
     Row(("softmax", "log_softmax"), "fp32 inside", "fp32 inside", "takes a mask; makes no fp32 copy of the scores"),
     Row(("gelu", "silu", "swiglu"), "input dtype kept", "input dtype kept", "computed in fp32, one rounding"),

@@ -22,6 +22,7 @@ from . import functional
 from .convert import convert, revert
 from .cross_entropy import CrossEntropyLoss
 from .embedding import Embedding
+from .grouped_linear import GroupedLinear
 from .linear import Linear
 from .linear_cross_entropy import LinearCrossEntropyLoss
 from .main_grad import accumulate_fp32
@@ -35,6 +36,7 @@ __all__ = [
     "MLP",
     "CrossEntropyLoss",
     "Embedding",
+    "GroupedLinear",
     "LayerNorm",
     "Linear",
     "LinearCrossEntropyLoss",

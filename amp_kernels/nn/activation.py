@@ -9,21 +9,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._checks.activations import ACTIVATIONS, GATED
+from ._derived import shows
 from ._probe import same, values
 
 
+@shows("relu")
 def relu(self, x: Tensor) -> Tensor:
     return F.relu(x, inplace=getattr(self, "inplace", False))
 
 
+@shows("gelu")
 def gelu(self, x: Tensor) -> Tensor:
     return F.gelu(x)
 
 
+@shows("gelu(approximate='tanh')")
 def gelu_tanh(self, x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+@shows("silu")
 def silu(self, x: Tensor) -> Tensor:
     return F.silu(x, inplace=getattr(self, "inplace", False))
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from types import ModuleType
 from typing import TypeVar
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from .._checks.modules import check_module
 from .._checks.types import type_name
 from .._sharding.dtensor import is_dtensor
-from . import activation, conv1d, copied_norm, fused, residual
+from . import activation, conv1d, copied_norm, experts, fused, head_loss, residual
 from ._derived import base_of, derived
 from ._wrapped import own_class, wrapped_as
 from .cross_entropy import CrossEntropyLoss
@@ -36,7 +37,12 @@ REPLACEMENTS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
 
 
 def convert(
-    model: Model, *, skip: Iterable[str | type] = (), report: bool = False, fuse_residuals: bool = False
+    model: Model,
+    *,
+    skip: Iterable[str | type] = (),
+    report: bool = False,
+    fuse_residuals: bool = False,
+    fuse_loss: bool = False,
 ) -> Model:
     """Replace the Linear, LayerNorm, RMSNorm, Embedding and CrossEntropyLoss modules of ``model``, including itself, with those of
     :mod:`amp_kernels.nn`, in place; also their equivalents in Hugging Face's model files.
@@ -52,12 +58,22 @@ def convert(
     ``nn.Sequential`` and inside feed-forward blocks like those of GPT-2, Llama, BERT, T5 and ViT. Only the container changes.
     Each call fuses the modules that have no hooks and were not replaced, parametrised or pruned.
 
+    The experts of a mixture that Hugging Face's model files keep in two parameters of three dimensions (Mixtral, Qwen-MoE, OLMoE and
+    others with silu) run as two grouped products (:func:`amp_kernels.grouped_mm`), whatever experts implementation the configuration
+    names. Their tokens are sorted on the device, so no host sync is left.
+
     With ``fuse_residuals`` a norm also makes the addition in front of it, where both lie in one block: ``norm(residual + branch)`` is
     one kernel forward and one backward. This covers the blocks of GPT-2, Llama and ViT between attention and feed-forward layer,
     BERT's output layers, and others alike. A block is recognised by running its forward on a few numbers; any other stays as it
     is. An addition at the end of a block, before the norm of the next one, stays separate. Results have the bits of the separate
     addition, and gradients too, except that the gradient of a 16-bit residual stream is rounded once less. torch.compile fuses
     all of these additions by itself, so the option is for eager training.
+
+    With ``fuse_loss`` a causal language model of transformers (GPT2LMHeadModel, LlamaForCausalLM, ...) computes its head and its loss
+    by :func:`amp_kernels.linear_cross_entropy` when it is called with ``labels=`` in training mode. The logits of all tokens never
+    exist, so the output's ``logits`` is ``None``. A model is recognised by running its forward on a few numbers; one that
+    changes its logits before the loss (Gemma 2) stays as it is. The model's own forward runs in evaluation, in torch.compile, with
+    ``return_dict=False``, with a loss function set by the user, and while the head has hooks, was replaced or is a DTensor.
 
     ``fully_shard`` and ``replicate`` may be called before or after. Wrapped modules stay wrapped, also after :func:`revert`.
     They get hooks, so a layer that is wrapped alone runs unfused; wrap the block around it instead.
@@ -79,6 +95,7 @@ def convert(
             used elsewhere in the model.
         report: also print a line for each replaced module, and for each other module with parameters, with the reason.
         fuse_residuals: let norms make the additions in front of them.
+        fuse_loss: let causal language models compute head and loss as one op in training.
 
     Returns:
         ``model``.
@@ -106,7 +123,9 @@ def convert(
     with changes.all_or_none():
         _convert(modules, skipped, changes)
         if fuse_residuals:
-            _fuse_residuals(modules, skipped, changes)
+            _fuse(modules, skipped, changes, residual)
+        if fuse_loss:
+            _fuse(modules, skipped, changes, head_loss)
     changes.summarise()
     return model
 
@@ -132,12 +151,16 @@ def _convert(modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.M
                     changes.give(each, derived(type(each), activation.FORWARDS[activation.recognised(each)]))
 
 
-def _fuse_residuals(
-    modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.Module], changes: _Changes
+def _fuse(
+    modules: list[tuple[str, torch.nn.Module]],
+    skipped: set[torch.nn.Module],
+    changes: _Changes,
+    fusion: ModuleType,
 ) -> None:
+    """Give each module that ``fusion`` (:mod:`.residual` or :mod:`.head_loss`) knows its forward."""
     for name, module in modules:
-        if module not in skipped and residual.fusible(module):
-            changes.replace(name, module, derived(own_class(module), residual.forward))
+        if module not in skipped and fusion.fusible(module):
+            changes.replace(name, module, derived(own_class(module), fusion.forward))
 
 
 def revert(model: Model) -> Model:
@@ -251,6 +274,8 @@ def _replacement(module: torch.nn.Module) -> type[torch.nn.Module] | None:
         return derived(kind, conv1d.forward)
     if copied_norm.is_rms_norm(module):
         return derived(kind, copied_norm.forward)
+    if experts.recognised(module):
+        return derived(kind, experts.forward)
     name = activation.recognised(module) if activation.of_transformers(kind) else None
     return derived(kind, activation.FORWARDS[name]) if name else None
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from .._dispatch import autocast
 from ..ops.norm import rms_norm
-from ._derived import own_forward
+from ._derived import own_forward, shows
 from ._probe import same, standing_in, values
 
 
@@ -49,6 +49,7 @@ def _mixed(module: torch.nn.Module, x: torch.Tensor) -> bool:
     return x.dtype != module.weight.dtype and autocast.dtype_on(x.device.type) is None
 
 
+@shows("amp_kernels.rms_norm")
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     if _mixed(self, x):
         return own_forward(self, x)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..ops.cross_entropy import cross_entropy
+from ._derived import shown
 
 
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
@@ -55,3 +56,12 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
             z_loss=self.z_loss,
             inplace=self.inplace,
         )
+
+    def extra_repr(self) -> str:
+        options = {
+            name: getattr(self, name)
+            for name, default in (("z_loss", 0.0), ("inplace", False))
+            if getattr(self, name) != default
+        }
+        details = ", ".join(f"{name}={value}" for name, value in options.items())
+        return shown(details, "amp_kernels.cross_entropy", torch.nn.CrossEntropyLoss)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..ops.embedding import embedding
+from ._derived import shown
 
 
 class Embedding(torch.nn.Embedding):
@@ -27,3 +28,6 @@ class Embedding(torch.nn.Embedding):
             self.scale_grad_by_freq,
             self.sparse,
         )
+
+    def extra_repr(self) -> str:
+        return shown(super().extra_repr(), "amp_kernels.embedding", torch.nn.Embedding)

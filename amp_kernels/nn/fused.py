@@ -19,7 +19,7 @@ from ..ops._tensors import is_strided
 from ..ops.linear import linear
 from ..ops.mlp import mlp
 from . import activation, conv1d
-from ._derived import base_of, own_forward
+from ._derived import base_of, own_forward, shows
 from ._probe import same, standing_in, values
 from .linear import Linear
 
@@ -76,6 +76,7 @@ def run(modules: Sequence[torch.nn.Module], x: Tensor) -> Tensor:
     return x
 
 
+@shows("amp_kernels.mlp or amp_kernels.linear")
 def sequential(self, input: Tensor) -> Tensor:
     return run(list(self._modules.values()), input)
 
@@ -109,6 +110,7 @@ def _mixed(modules: dict[str, torch.nn.Module], x: Tensor) -> bool:
     return any(weight.dtype != x.dtype for weight in weights if weight is not None)
 
 
+@shows("amp_kernels.mlp or amp_kernels.linear")
 def feed_forward(self, x: Tensor) -> Tensor:
     modules = self._modules
     names = CHAINS.get(frozenset(modules))
@@ -117,6 +119,7 @@ def feed_forward(self, x: Tensor) -> Tensor:
     return run([modules[name] for name in names], x)
 
 
+@shows("amp_kernels.mlp or amp_kernels.linear")
 def gated_feed_forward(self, x: Tensor) -> Tensor:
     modules = self._modules
     names = GATED_CHAINS.get(frozenset(modules))

@@ -8,6 +8,7 @@ import torch
 
 from .._checks.activations import GATED, check_activation
 from ..ops.linear import linear
+from ._derived import shown
 
 
 class Linear(torch.nn.Linear):
@@ -57,4 +58,5 @@ class Linear(torch.nn.Linear):
         return linear(input, self.weight, self.bias, activation=self.activation)
 
     def extra_repr(self) -> str:
-        return super().extra_repr() + (f", activation={self.activation!r}" if self.activation else "")
+        details = super().extra_repr() + (f", activation={self.activation!r}" if self.activation else "")
+        return shown(details, "amp_kernels.linear", torch.nn.Linear)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -9,7 +11,9 @@ from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES
 from .._checks.modules import check_module
 from .._checks.types import type_name
 from ..ops import _main_grad
+from . import experts
 from .embedding import Embedding
+from .grouped_linear import GroupedLinear
 from .linear import Linear
 
 
@@ -50,11 +54,11 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
     DistributedDataParallel work unchanged. After ``zero_grad(set_to_none=True)`` or ``.grad = None``, the first micro-batch
     overwrites ``main_grad`` without reading it. ``main_grad`` is kept, so gradients keep their addresses between steps.
 
-    The weights are those of :class:`amp_kernels.nn.Linear` modules (also inside :class:`amp_kernels.nn.MLP`) and
-    :class:`amp_kernels.nn.Embedding` modules that require a gradient. They may also be used through
-    :func:`amp_kernels.linear`, :func:`amp_kernels.mlp` and :func:`amp_kernels.embedding`. All other 16-bit parameters of the
-    model get an fp32 ``.grad`` (``Tensor.grad_dtype``) that autograd accumulates into; biases of these modules get their fp32
-    sums without rounding.
+    The weights are those of :class:`amp_kernels.nn.Linear` modules (also inside :class:`amp_kernels.nn.MLP`),
+    :class:`amp_kernels.nn.GroupedLinear`, converted experts and :class:`amp_kernels.nn.Embedding` that require a gradient. They may also be
+    used through :func:`amp_kernels.linear`, :func:`amp_kernels.mlp`, :func:`amp_kernels.grouped_mm` and
+    :func:`amp_kernels.embedding`. All other 16-bit parameters of the model get an fp32 ``.grad`` (``Tensor.grad_dtype``) that
+    autograd accumulates into; biases of these modules get their fp32 sums without rounding.
 
     Notes:
 
@@ -90,9 +94,8 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
     check_module("accumulate_fp32", model)
     names = {id(param): name for name, param in model.named_parameters()}
     weights: dict[int, torch.nn.Parameter] = {}
-    for module in model.modules():
-        weight = module.weight if _is_fused(module) else None
-        if weight is None or not weight.is_leaf or not weight.requires_grad or weight.numel() == 0:
+    for weight in itertools.chain.from_iterable(map(_fused_weights, model.modules())):
+        if not weight.is_leaf or not weight.requires_grad or weight.numel() == 0:
             continue
         if weight.dtype in KERNEL_DTYPES:
             weights[id(weight)] = weight
@@ -112,9 +115,12 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
     return handle
 
 
-def _is_fused(module: torch.nn.Module) -> bool:
-    """True if a kernel of this package can add the gradient of the module's weight to an fp32 buffer."""
-    return isinstance(module, Linear) or (isinstance(module, Embedding) and not module.sparse)
+def _fused_weights(module: torch.nn.Module) -> list[torch.Tensor]:
+    """The weights of the module whose gradient a kernel of this package can add to an fp32 buffer."""
+    if experts.is_converted(module):
+        return [getattr(module, name) for name in experts.WEIGHTS]
+    fused = isinstance(module, (Linear, GroupedLinear)) or (isinstance(module, Embedding) and not module.sparse)
+    return [module.weight] if fused else []
 
 
 def _check(name: str, weight: torch.Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..ops.norm import layer_norm, rms_norm
+from ._derived import shown
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -23,6 +24,9 @@ class LayerNorm(torch.nn.LayerNorm):
     def forward(self, input: torch.Tensor, residual: torch.Tensor | None = None):
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps, residual=residual)
 
+    def extra_repr(self) -> str:
+        return shown(super().extra_repr(), "amp_kernels.layer_norm", torch.nn.LayerNorm)
+
 
 class RMSNorm(torch.nn.RMSNorm):
     """torch.nn.RMSNorm whose forward is :func:`amp_kernels.rms_norm`; same arguments, parameters and state_dict.
@@ -37,3 +41,6 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None):
         return rms_norm(x, self.normalized_shape, self.weight, self.eps, residual=residual)
+
+    def extra_repr(self) -> str:
+        return shown(super().extra_repr(), "amp_kernels.rms_norm", torch.nn.RMSNorm)

@@ -18,7 +18,7 @@ from torch import Tensor
 from .._checks.lists import FLOATS
 from .._dispatch.library import PLAIN
 from . import copied_norm
-from ._derived import base_of
+from ._derived import base_of, shows
 from ._probe import same, standing_in, values
 from ._wrapped import own_class
 from .fused import is_untouched
@@ -171,6 +171,7 @@ def _lazy(modules: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@shows("amp_kernels.convert(fuse_residuals=True)")
 def forward(self, *args: Any, **kwargs: Any) -> Any:
     base = self._amp_kernels_base
     if torch.compiler.is_compiling():  # the compiler fuses additions itself

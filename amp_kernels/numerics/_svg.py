@@ -111,6 +111,31 @@ def line(title: str, xs: Sequence[float], ys: Sequence[float], *, logarithmic: b
     return frame.around(title + (" (power of two)" if logarithmic else ""), steps, drawn)
 
 
+def stacks(title: str, rows: Sequence[tuple[str, Mapping[str, float]]]) -> str:
+    """Horizontal bars of stacked parts with their sums; a file of its own. Parts keep their shade in all rows."""
+    parts = list(dict.fromkeys(part for _, row in rows for part in row))
+    left, step = 240, 24
+    scale = (_WIDTH - left - 60) / max(sum(row.values()) for _, row in rows)
+    shade = {
+        part: f'class="bar" fill-opacity="{1 - 0.8 * i / max(len(parts) - 1, 1):.2f}"' for i, part in enumerate(parts)
+    }
+    drawn = [f'<text class="title" x="8" y="16">{html.escape(title)}</text>']
+    for i, part in enumerate(parts):
+        x = left + 110 * i
+        drawn.append(f'<rect {shade[part]} x="{x}" y="28" width="12" height="12"/>')
+        drawn.append(f'<text x="{x + 17}" y="39">{html.escape(part)}</text>')
+    for i, (label, row) in enumerate(rows):
+        x, y = float(left), 52 + step * i
+        drawn.append(f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{html.escape(label)}</text>')
+        for part, value in row.items():
+            drawn.append(f'<rect {shade[part]} x="{x:.1f}" y="{y}" width="{value * scale:.1f}" height="{step - 6}"/>')
+            x += value * scale
+        drawn.append(f'<text x="{x + 6:.1f}" y="{y + 13}">{sum(row.values()):.5g}</text>')
+    size = f'viewBox="0 0 {_WIDTH} {60 + step * len(rows)}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="system-ui, sans-serif" role="img">'
+    return f"{head}<style>{_STYLE}</style>{''.join(drawn)}</svg>\n"
+
+
 def _ticks(low: float, high: float) -> list[float]:
     """About four round numbers in the range."""
     rough = (high - low) / 4

@@ -53,7 +53,7 @@ POLAR_EXPRESS: tuple[Triple, ...] = tuple(
 GRAM_ASPECT = 1.5
 _LEAST_BF16 = 256
 #: Elements of the iterates that are in work at once: three stacks of 128 MB, and what their products need.
-_ELEMENTS_TOGETHER = 1 << 26
+ELEMENTS_TOGETHER = 1 << 26
 
 
 def triples_of(coefficients: Coefficients, steps: int) -> list[Triple]:
@@ -117,7 +117,7 @@ def newton_schulz(
         raise ValueError(f"newton_schulz: eps is {eps!r}; accepted: a finite number from 0 on")
     if isinstance(x, torch.Tensor):
         _check("x", x)
-        return _orthogonalized(_stack(x), triples, eps).view(x.shape)
+        return orthogonalized(_stack(x), triples, eps, x.dtype).view(x.shape)
     results: list[torch.Tensor] = list(x)
     groups: dict[tuple, list[int]] = {}
     for i, matrix in enumerate(results):
@@ -125,7 +125,8 @@ def newton_schulz(
         groups.setdefault((matrix.shape[-2:], matrix.dtype, matrix.device), []).append(i)
     for members in groups.values():
         stacks = [_stack(results[i]) for i in members]
-        made = _orthogonalized(torch.cat(stacks) if len(stacks) > 1 else stacks[0], triples, eps)
+        together = torch.cat(stacks) if len(stacks) > 1 else stacks[0]
+        made = orthogonalized(together, triples, eps, together.dtype)
         for i, part in zip(members, made.split([len(stack) for stack in stacks]), strict=True):
             results[i] = part.reshape(results[i].shape)
     return results
@@ -142,20 +143,19 @@ def _stack(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
 
 
-def _orthogonalized(x: torch.Tensor, triples: list[Triple], eps: float) -> torch.Tensor:
-    """``[B, M, N]`` of one dtype, some matrices at a time."""
+def orthogonalized(x: torch.Tensor, triples: list[Triple], eps: float, dtype: torch.dtype) -> torch.Tensor:
+    """Those of ``x``, ``[B, M, N]``, contiguous in ``dtype``: the iterates themselves where nothing has to be copied."""
     batch, rows, columns = x.shape
-    out = x.new_empty(x.shape)
-    if out.numel() == 0:
+    together = max(1, ELEMENTS_TOGETHER // max(1, padded(rows) * padded(columns)))
+    if x.numel() == 0 or batch > together:
+        out = x.new_empty(x.shape, dtype=dtype)
+        for part, some in zip(out.split(together), x.split(together), strict=True):
+            if x.numel():
+                part.copy_(orthogonalized(some, triples, eps, dtype))
         return out
-    dtype = iterate_dtype(x)
-    together = max(1, _ELEMENTS_TOGETHER // (padded(rows) * padded(columns)))
-    for first in range(0, batch, together):
-        some = slice(first, first + together)
-        iterate = unit_matrices_op(x[some], eps=eps, dtype=dtype)
-        iterate = (gram_steps if is_gram(rows, columns) else symmetric_steps)(iterate, triples)
-        out[some] = iterate[:, :rows, :columns]
-    return out
+    iterate = unit_matrices_op(x, eps=eps, dtype=iterate_dtype(x))
+    iterate = (gram_steps if is_gram(rows, columns) else symmetric_steps)(iterate, triples)
+    return iterate[:, :rows, :columns].to(dtype).contiguous()
 
 
 def iterate_dtype(x: torch.Tensor) -> torch.dtype:

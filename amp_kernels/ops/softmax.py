@@ -197,8 +197,8 @@ def softmax(
         input: any shape and strides; float64 runs torch's own softmax.
         dim: the dimension whose elements add up to 1. The last one is read in place, others are moved there first.
         mask: bool, broadcasts to ``input``; True keeps an element, as in scaled_dot_product_attention.
-        safe: what becomes of a slice of which nothing is kept, or that is nothing but -inf: NaN, as in torch, or zeros.
-            A NaN that is kept makes its slice NaN either way.
+        safe: zeros for a slice that is fully masked or all -inf, which is NaN otherwise, as in torch. An unmasked NaN
+            makes its slice NaN in both cases.
         dtype: of the result, instead of the usual.
 
     Returns:
@@ -235,7 +235,7 @@ def log_softmax(
 ) -> Tensor:
     """torch.log_softmax, computed in fp32 whatever the dtypes are, with a mask.
 
-    Masked elements are -inf and have no gradient; with ``safe``, so is a fully masked slice. Saved
+    Masked elements are -inf and have no gradient. A fully masked slice is NaN, or all -inf with ``safe``. Saved
     for backward: ``input``, from which the gradient is as exact as fp32, and two fp32 numbers a slice.
 
     The arguments, the result's dtype and the errors are those of :func:`softmax`.

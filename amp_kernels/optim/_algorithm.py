@@ -8,11 +8,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._raw._block8 import FIRST, SECOND, Code8
 from .._sharding.agreement import Agreement
 from .._updates.arguments import UpdateArguments
 from .._updates.op import UpdateOp
+from .._updates.state import CAUTIOUS
 from ._launches import Launch
 from ._state import Place
+
+#: Keys of groups that torch's optimizers do not have.
+SWITCHES = ("cautious", "decouple_lr")
 
 
 class Update(NamedTuple):
@@ -40,6 +45,7 @@ class Algorithm:
         shows_step: whether ``state[param]["step"]`` always exists, as in torch's optimizer of the same name.
         required: entries besides the moments that a loaded state must have.
         absent: values of its own group keys that a checkpoint may lack.
+        switches: those of :data:`SWITCHES` that a group may turn on.
     """
 
     def __init__(
@@ -49,9 +55,10 @@ class Algorithm:
         shows_step: bool = True,
         required: Sequence[str] = (),
         absent: dict[str, Any] | None = None,
+        switches: Sequence[str] = (),
     ):
         self.op, self.declared = op, op.declared
-        self.shows_step, self.absent = shows_step, absent or {}
+        self.shows_step, self.absent, self.switches = shows_step, absent or {}, switches
         self.required = {*required} | ({*op.declared.moments} - {*op.declared.optional})
 
     @property
@@ -69,6 +76,10 @@ class Algorithm:
     def check_param(self, label: str, param: Tensor, group: dict[str, Any]) -> None:
         """Raise for a parameter that only this optimizer cannot update."""
 
+    def format_of(self, moment: str) -> Code8:
+        """Its format in 8 bits."""
+        return SECOND if any(moment in member.declared.unsigned for member in self.members) else FIRST
+
     def moments(self, group: dict[str, Any], loaded: dict[str, Any]) -> tuple[str, ...]:
         """Names of the moments of a parameter of ``group``; ``loaded`` is its state in a checkpoint."""
         return self.declared.moments
@@ -83,17 +94,19 @@ class Algorithm:
 
     def option(self, group: dict[str, Any], name: str) -> float:
         """The group's value of an option of the op, except ``lr``."""
+        if name == "weight_decay" and group.get("decouple_lr"):
+            return float(group["weight_decay"]) / float(group["initial_lr"])  # the op multiplies it by the rate of now
         return float(group["betas"][int(name[4:]) - 1] if name in ("beta1", "beta2") else group[name])
 
     def flags(self, group: dict[str, Any]) -> int:
-        """The flags of a group that only this algorithm has."""
-        return 0
+        """The flags of a group that depend on the algorithm."""
+        return CAUTIOUS if group.get("cautious") else 0
 
     def constants(self, group: dict[str, Any]) -> tuple:
         """Further values of a group that a captured step keeps."""
         return ()
 
-    def launch(self, updates: list[Update], agreement: Agreement, params: list[Tensor]) -> None:
-        """Update the parameters, device after device. ``params`` are all of the optimizer's."""
+    def launch(self, updates: list[Update], agreement: Agreement, groups: list[dict[str, Any]]) -> None:
+        """Update the parameters, device after device. ``groups`` are all of the optimizer's."""
         for update in updates:
             update.run(self.op)

@@ -21,7 +21,7 @@ from torch.optim.optimizer import ParamsT, _global_optimizer_post_hooks, _global
 from .._dispatch.compiled import CompiledHandle, HasCompiledCalls, compiled_call
 from .._raw._split_master import join_master
 from .._sharding.agreement import Agreement
-from ._algorithm import Algorithm
+from ._algorithm import SWITCHES, Algorithm
 from ._checkpoint import CheckpointCodec
 from ._gradients import StepAnswer, StepRequest
 from ._groups import GroupChecks
@@ -62,10 +62,11 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
     _request: StepRequest | None = None
     _answer: StepAnswer | None = None
     _in_closure = False
+    _switches: dict[str, bool] = {}  # noqa: RUF012 (never written)
 
     master_weights = OptionAttribute[str]()
     shadow_dtype = OptionAttribute[torch.dtype | None]()
-    state_dtype = OptionAttribute[torch.dtype]()
+    state_dtype = OptionAttribute[torch.dtype | str]()
     max_grad_norm = OptionAttribute[float | None]()
     skip_nonfinite = OptionAttribute[bool]()
     ema_decay = OptionAttribute[float | None]()
@@ -75,15 +76,22 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
     seed = OptionAttribute[int]()
 
     def _set_options(
-        self, options: MixedPrecision, foreach: bool | None, fused: bool | None, differentiable: bool
+        self,
+        options: MixedPrecision,
+        foreach: bool | None,
+        fused: bool | None,
+        differentiable: bool,
+        **switches: bool,
     ) -> None:
-        """The first call of all constructors. ``foreach`` and ``fused`` are hints without effect."""
+        """The first call of all constructors. ``foreach`` and ``fused`` are hints without effect. ``switches`` become defaults of
+        groups where they are on."""
         name = type(self).__name__
         checked = checked_options(name, options)
         if differentiable:
             raise RuntimeError(f"{name}: differentiable is True; accepted: False (the step is one fused op)")
         if fused and foreach:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
+        self._switches = {key: True for key, on in switches.items() if on}
         self._build(checked)
 
     def _build(self, options: Options) -> None:
@@ -111,8 +119,11 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
                 memory or is a DTensor whose pieces have to be summed (``Partial``), or torch's own reasons (a non-leaf
                 tensor, ...).
         """
+        self.defaults.update(self._switches)
         if isinstance(param_group, dict):
-            self._checks.refuse_misspelt(param_group, len(self.param_groups), self.defaults)
+            self._checks.refuse_misspelt(
+                param_group, len(self.param_groups), {**dict.fromkeys(SWITCHES), **self.defaults}
+            )
             self._checks.refuse_repeated(param_group, self.param_groups)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -215,19 +226,21 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's. 16-bit parameters also have ``master``, the float32 weight, however it is kept; with ``ema_decay``
-        there is ``ema``, the float32 average of the weight. Groups hold ``ema_decay`` and ``seed`` if they are in use.
+        there is ``ema``, the float32 average of the weight. Moments in 8 bits are float32 here, and the same codes once they are
+        loaded again. Groups hold ``ema_decay`` and ``seed`` if they are in use.
 
         The tensors are views of the optimizer's flat buffers: ``torch.save`` stores each buffer once, ``pickle`` once
         per view.
         """
         return self.state_dict_with(join_master)
 
-    def state_dict_with(self, join: Join) -> dict[str, Any]:
-        """The state_dict, with ``join(parameter, remainder)`` for a split master."""
+    def state_dict_with(self, join: Join, *, keep_codes: bool = False) -> dict[str, Any]:
+        """The state_dict, with ``join(parameter, remainder)`` for a split master, and with the codes and exponents of 8-bit moments
+        if ``keep_codes``."""
         self.store.adopt_writes()
 
         def export(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> None:
-            optimizer._codec.export(optimizer.params(), state_dict["state"], join)
+            optimizer._codec.export(optimizer.params(), state_dict["state"], join, keep_codes)
 
         handle = self.register_state_dict_post_hook(export, prepend=True)
         try:
@@ -236,12 +249,14 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
             handle.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, and reads torch's checkpoints, fused or not; values are copied into the flat buffers.
+        """As torch's, and reads the checkpoints of torch, fused or not, of Apex, and of the 8-bit optimizers of bitsandbytes and
+        torchao; values are copied into the flat buffers.
 
-        Moments and masters are not rounded to the parameter's dtype. A 16-bit parameter whose state has no ``master``
-        starts from the parameter as it is; a split master that is loaded also sets its parameter. An average that is not
-        in the state starts at the weight. ``ema_decay``, ``seed`` and Apex' ``max_grad_norm`` of the groups count, as all
-        their entries do; where they have none the optimizer's own stay.
+        Moments and masters are not rounded to the parameter's dtype; with ``state_dtype="8bit"`` moments are rounded to
+        nearest, once. A 16-bit parameter whose state has no ``master`` starts from the parameter as it is; a split master that
+        is loaded also sets its parameter. An average that is not in the state starts at the weight. ``ema_decay``, ``seed``
+        and Apex' ``max_grad_norm`` of the groups count, as all their entries do; where they have none the optimizer's own
+        stay.
 
         Raises:
             ValueError: groups, shapes or keys do not fit. Nothing has been changed then.

@@ -12,6 +12,7 @@ from .._checks import lists
 from .._checks.types import type_name
 from .._updates.op import RULES
 from ._algorithm import Algorithm
+from ._foreign import translated
 from ._groups import GroupChecks
 from ._store import Entry, Join, StateStore
 
@@ -43,11 +44,11 @@ class CheckpointCodec:
 
     # ---- to a checkpoint ----
 
-    def export(self, params: list[Tensor], state: dict[Any, Any], join: Join) -> None:
+    def export(self, params: list[Tensor], state: dict[Any, Any], join: Join, keep_codes: bool) -> None:
         """Convert the ``state`` of a state_dict, whose keys are numbers of parameters."""
         for key, values in state.items():
             if isinstance(key, int) and key < len(params):
-                state[key] = self._store.exported(params[key], values, join)
+                state[key] = self._store.exported(params[key], values, join, keep_codes=keep_codes)
 
     def copied(self, state: dict[Any, Any]) -> dict[Any, Any]:
         """A copy of ``optimizer.state`` for a pickle. Views would each be pickled with the whole buffer."""
@@ -74,8 +75,9 @@ class CheckpointCodec:
         seed = self._checks.common("seed", groups)
         loaded = {key: value.value if isinstance(value, Uncast) else value for key, value in state.items()}
         owned = {param for group in groups for param in group["params"]}
+        moments = {param: self._algorithm.of(group).declared.moments for group in groups for param in group["params"]}
         for param in owned & loaded.keys():
-            loaded[param] = self._checked(loaded[param])
+            loaded[param] = translated(self._name, self._checked(loaded[param]), moments[param])
         for group in groups:
             step = group.pop("step", None)  # Apex has one count for a group
             for param in group["params"] if step is not None else ():

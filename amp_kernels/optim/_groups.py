@@ -18,10 +18,12 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from .._checks import lists
 from .._checks.types import type_name
 from .._dispatch.devices import at
+from .._raw._block8 import BLOCK
 from .._sharding.local import is_dtensor, local
 from .._updates.state import MAXIMIZE, STOCHASTIC
-from ._algorithm import Algorithm
-from ._options import DEFAULTS, GROUP_OPTIONS, Options, check_group_options, misspelt
+from ._algorithm import SWITCHES, Algorithm
+from ._moments8 import has_whole_blocks, moment_dtype
+from ._options import DEFAULTS, GROUP_OPTIONS, Options, check_group_options, misspelt, rounds_stochastically
 
 #: Hyper-parameters that must not be below 0, and torch's words for them.
 _NOT_NEGATIVE = {
@@ -57,7 +59,7 @@ class GroupChecks:
         options = self._options
         if options.ema_decay is not None:
             group.setdefault("ema_decay", options.ema_decay)
-        if options.master_weights == "none":
+        if rounds_stochastically(options):
             group.setdefault("seed", options.seed)
         check_group_options(self._name, group)
         for name, value in vars(options).items():
@@ -72,7 +74,23 @@ class GroupChecks:
                 f"{self._name}: a group lacks {', '.join(missing)}; accepted: groups of the same kind of optimizer"
             )
         self._check_ranges(group, defaults)
+        self._complete_switches(group, defaults)
         self._algorithm.of(group).check_group(self._name, group)
+
+    def _complete_switches(self, group: dict[str, Any], defaults: dict[str, Any]) -> None:
+        """Check them, and keep the learning rate that decoupled decay refers to, where schedulers keep it."""
+        for key in SWITCHES:
+            if key in defaults:
+                group.setdefault(key, defaults[key])
+            if group.get(key) and key not in self._algorithm.of(group).switches:
+                raise ValueError(f"{self._name}: {key} is {group[key]!r}; accepted: False")
+        if group.get("decouple_lr"):
+            first = group.setdefault("initial_lr", float(group["lr"]))
+            if not 0.0 < first < math.inf:
+                raise ValueError(
+                    f"{self._name}: decouple_lr is True and initial_lr, the first learning rate, is {first}; accepted: a number "
+                    "above 0"
+                )
 
     def check_params(self, group: dict[str, Any]) -> None:
         """Raise unless the kernels can update every parameter of the group."""
@@ -151,6 +169,12 @@ class GroupChecks:
                 raise ValueError(
                     f"{label} is a DTensor and shadow_dtype is {self._options.shadow_dtype}; accepted: None (whoever "
                     "gathers the pieces casts them: MixedPrecisionPolicy(param_dtype=...) of fully_shard)"
+                )
+            if moment_dtype(param.shape, self._options.state_dtype) == torch.uint8 and not has_whole_blocks(param):
+                raise ValueError(
+                    f"{label} has the placements {param.placements}, pieces of shape {list(local(param).shape)}, and state_dtype "
+                    f"is '8bit'; accepted: contiguous pieces of whole blocks of {BLOCK} elements along the last dimension, or "
+                    "another state_dtype"
                 )
         elif is_traceable_wrapper_subclass(param):
             raise TypeError(

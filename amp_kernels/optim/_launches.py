@@ -24,8 +24,10 @@ from torch.distributed import ProcessGroup
 
 from .._dispatch import nodes
 from .._dispatch.walks import bump_versions, identical
+from .._raw._block8 import BLOCK
 from .._sharding.agreement import shard_number
 from .._sharding.local import is_dtensor, local_tensor, spec
+from .._sharding.pieces import first_element
 from .._updates.op import UpdateOp
 from .._updates.state import TABLE_COLUMNS, TABLE_DTYPES, TABLE_GRAD
 from ..ops._shadows import ShadowList
@@ -99,9 +101,8 @@ def make_batches(
         position = {block: i for i, block in enumerate(group_of)}
         rows = []
         for (group, place), index in zip(members, numbers, strict=True):
-            # The random bits depend on the index: pieces of one parameter must not share them, and copies must.
-            index += len(params) * shard_number(place.param, shard_group)
-            rows.append((position[place.block], place.offset, place.slot, group, index % 2**32))
+            key = random_index(place.param, index, len(params), shard_group)
+            rows.append((position[place.block], place.offset, place.slot, group, key))
         batches.append(
             DeviceBatch(
                 device,
@@ -121,6 +122,20 @@ def make_batches(
             )
         )
     return batches
+
+
+def random_index(param: Tensor, number: int, params: int, shard_group: ProcessGroup | None) -> int:
+    """The part of the key of random bits (:mod:`.._updates.state`) that belongs to parameter ``number`` of ``params``.
+
+    Pieces of one parameter must not share bits, and copies must. A piece that begins with a whole block of 32 elements has the
+    bits that its elements have in one process, so that every mesh rounds alike. Other pieces count as further parameters.
+    """
+    first = first_element(param) if is_dtensor(param) else 0
+    if first is None or first % BLOCK:
+        block, shard = 0, shard_number(param, shard_group)
+    else:
+        block, shard = first // BLOCK, 0 if shard_group is None else shard_group.rank()
+    return (number + params * shard) % 2**32 + (block << 32)
 
 
 _grad = operator.attrgetter("grad")

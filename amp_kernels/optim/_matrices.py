@@ -13,10 +13,11 @@ from torch import Tensor
 from .._updates.arguments import UpdateArguments
 from .._updates.op import UpdateOp
 from .._updates.state import MAXIMIZE, STOCHASTIC, TABLE_DTYPES, TABLE_GRAD
-from ..ops.newton_schulz import newton_schulz
+from ..ops.newton_schulz import ELEMENTS_TOGETHER, orthogonalized
 from ._launches import DeviceBatch, Launch
 
 ITERATE = torch.bfloat16  # has the range of float32: an iterate is a sum of gradients of any size
+RESULT = torch.float16  # as the last product rounds it on a GPU: it needs no range
 CHUNK_ELEMENTS = 2**27  # 256 MiB of iterates: the products of a chunk are still many waves
 ALIGN = 64  # elements: a stack begins at 128 bytes
 
@@ -69,7 +70,7 @@ class Member(NamedTuple):
 
     position: int  # in the batch
     matrices: Matrices
-    settings: tuple  # of Newton-Schulz: coefficients, steps and eps
+    settings: tuple  # of Newton-Schulz: the coefficients of each step, and eps
     group: tuple[int, float]  # its group, and the ratio of its step's length to the learning rate
 
 
@@ -87,14 +88,13 @@ class Stack:
     def orthogonalize(self, iterates: Tensor, pieces: Sequence[Tensor]) -> Tensor:
         """The orthogonalized matrices, flat and in the order of ``iterates``."""
         member = self.members[0]
-        coefficients, steps, eps = member.settings
-        call = {"steps": steps, "coefficients": coefficients, "eps": eps}
+        call = *member.settings, RESULT
         if member.matrices.packed:
-            return newton_schulz(iterates.view(self.shape), **call).view(-1)
-        piece, result = pieces[member.position], torch.empty_like(iterates)
+            return orthogonalized(iterates.view(self.shape), *call).view(-1)
+        piece, result = pieces[member.position], torch.empty_like(iterates, dtype=RESULT)
         shape, strides = piece.shape, piece.stride()
         stack = member.matrices.gathered(iterates.as_strided(shape, strides, iterates.storage_offset()))
-        member.matrices.scatter(newton_schulz(stack, **call), result.as_strided(shape, strides))
+        member.matrices.scatter(orthogonalized(stack, *call), result.as_strided(shape, strides))
         return result
 
 
@@ -176,8 +176,8 @@ class Chunk:
             rows = table.tensor[self.index]
             column = TABLE_GRAD if second else 0
             addresses = _integers([buffer.data_ptr() for buffer in buffers])
-            rows[:, column] = addresses[self.stack_of] + ITERATE.itemsize * self.offsets
-            rows[:, column + 3] = TABLE_DTYPES[ITERATE]
+            rows[:, column] = addresses[self.stack_of] + buffers[0].element_size() * self.offsets
+            rows[:, column + 3] = TABLE_DTYPES[buffers[0].dtype]
             rows[:, 5:10] = layout
             op.step(a, rows)
             return
@@ -195,7 +195,7 @@ def _integers(values: Sequence[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
-def stacks_of(members: Sequence[Member], largest: float) -> list[Stack]:
+def stacks_of(members: Sequence[Member], largest: int = ELEMENTS_TOGETHER) -> list[Stack]:
     """Stacks of all members of one shape, of ``largest`` elements at most unless one member has more."""
     by_shape: dict[tuple, list[list[Member]]] = {}
     for member in members:
@@ -212,7 +212,7 @@ def stacks_of(members: Sequence[Member], largest: float) -> list[Stack]:
 def chunks_of(batch: DeviceBatch, members: Sequence[Member]) -> list[Chunk]:
     """The chunks of a batch whose matrices lie on this rank."""
     chunks: list[list[Stack]] = []
-    for stack in stacks_of(members, CHUNK_ELEMENTS):
+    for stack in stacks_of(members, min(CHUNK_ELEMENTS, ELEMENTS_TOGETHER)):
         if not chunks or sum(other.numel for other in chunks[-1]) + stack.numel > CHUNK_ELEMENTS:
             chunks.append([])
         chunks[-1].append(stack)

@@ -23,13 +23,17 @@ class MixedPrecision(TypedDict, total=False):
     Args:
         master_weights: where a 16-bit parameter's float32 weight lives: ``"fp32"`` keeps it beside the parameter,
             ``"split"`` keeps the 16 bits that the parameter lacks (2 bytes instead of 4; bfloat16 loses nothing,
-            float16 nothing above 2^-17). ``"none"`` keeps nothing and rounds each updated weight stochastically, so
-            that updates too small for 16 bits count on average (Gupta et al., "Deep learning with limited numerical
-            precision", ICML 2015); ``"none_rne"`` rounds it to nearest even, as torch's own optimizers do. float32
-            parameters are their own masters, whatever is chosen.
+            float16 nothing above 2^-17). ``"split24"`` keeps 8 of them, 1 byte, and rounds each updated weight
+            stochastically to these 24 bits: 16 significant bits for bfloat16, 19 for float16. ``"none"`` keeps nothing
+            and rounds each updated weight stochastically, so that updates too small for 16 bits count on average (Gupta
+            et al., "Deep learning with limited numerical precision", ICML 2015); ``"none_rne"`` rounds it to nearest
+            even, as torch's own optimizers do. float32 parameters are their own masters, whatever is chosen.
         shadow_dtype: ``torch.float16`` or ``torch.bfloat16`` keeps a copy of each float32 parameter, written by the
             step, that :func:`amp_kernels.linear` uses under autocast instead of casting the weight in every forward.
-        state_dtype: of the moments, ``torch.float32`` or ``torch.bfloat16``.
+        state_dtype: of the moments, ``torch.float32``, ``torch.bfloat16`` or ``"8bit"``: a byte an element, and one for each 32,
+            rounded stochastically, with floating-point codes in which no second moment becomes 0. Parameters with fewer
+            than 4096 elements, and those of which a row (all dimensions but the first) is no multiple of 32 elements, keep
+            bfloat16, by their shape before any sharding; the logger ``amp_kernels`` names them at level DEBUG.
         max_grad_norm: clip the total L2 norm of all gradients to this in every step, as
             :func:`torch.nn.utils.clip_grad_norm_` would, without writing them. ``scaler.step(opt, max_norm=...)`` has
             precedence.
@@ -48,7 +52,8 @@ class MixedPrecision(TypedDict, total=False):
             alike. Parameters that are DTensors (``fully_shard``, ``parallelize_module``) need none.
         seed: of stochastic rounding, 0 to 2^63 - 1. The bits of an element depend on the seed, the parameter's number in
             the optimizer, its step count and the element's place in memory: a run that is repeated or resumed rounds
-            alike. In the state_dict.
+            alike, and so does one on another mesh if each rank's piece is consecutive elements from a multiple of 32 on.
+            In the state_dict.
 
     Raises:
         ValueError: an option is not among those accepted, out of range or NaN.
@@ -66,9 +71,9 @@ class MixedPrecision(TypedDict, total=False):
         False
     """
 
-    master_weights: Literal["fp32", "split", "none", "none_rne"]
+    master_weights: Literal["fp32", "split", "split24", "none", "none_rne"]
     shadow_dtype: torch.dtype | None
-    state_dtype: torch.dtype
+    state_dtype: torch.dtype | Literal["8bit"]
     max_grad_norm: float | None
     skip_nonfinite: bool
     ema_decay: float | None
@@ -96,8 +101,10 @@ _MAY_BE_TEXTS = ("params", "adjust_lr_fn", "ns_coefficients")  # arguments that 
 _ACCEPTED = {
     "master_weights": get_args(_TYPES["master_weights"]),
     "shadow_dtype": (None, *HALF_DTYPES),
-    "state_dtype": (torch.float32, torch.bfloat16),
+    "state_dtype": (torch.float32, torch.bfloat16, "8bit"),
 }
+#: By ``master_weights``: the dtype in which the optimizer keeps the part of a 16-bit parameter's master that the parameter lacks.
+MASTERS = {"fp32": torch.float32, "split": torch.int16, "split24": torch.int8}
 
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
 Value = TypeVar("Value")
@@ -105,6 +112,11 @@ Value = TypeVar("Value")
 
 class Options(SimpleNamespace):
     """The checked options of one optimizer, as :class:`MixedPrecision` names them. All parts of the optimizer read this object."""
+
+
+def rounds_stochastically(options: Options) -> bool:
+    """True if the seed counts."""
+    return options.master_weights in ("none", "split24") or options.state_dtype == "8bit"
 
 
 class OptionAttribute(Generic[Value]):

@@ -95,7 +95,7 @@ class StepPlan:
         updates = [self._update(launch, groups, packed, request, answer, max_norm) for launch in launches]
         for member in self._algorithm.members:
             own = [update for update in updates if update.launch.batch.op is member.op]
-            member.launch(own, self._agreement, self._params)
+            member.launch(own, self._agreement, groups)
         for batch, _, table in launches:
             batch.shadows.stamp()
             batch.written.stamp()

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from .._dispatch.walks import note_versions, same_versions
 from .._dispatch.walks import versions as versions_of
-from .._raw._split_master import join_master, split_master
+from .._raw._block8 import Code8
+from .._raw._split_master import SPLITS, join_master
 from .._sharding.local import is_dtensor, like, local, local_value
 from .._updates.state import view_like
 from ..ops._shadows import refresh_shadow
+from ._moments8 import CODE, SCALE, moment_of, read_coded, write_coded
 
 
 @dataclass(eq=False)
@@ -32,6 +34,7 @@ class Block:
     offsets: list[int]
     steps: Tensor
     moments: dict[str, Tensor]
+    formats: dict[str, Code8]  # of moments in 8 bits
     master: Tensor
     averaged: bool  # whether there are averages in `ema`
     ema: Tensor
@@ -93,11 +96,13 @@ class ShownState(dict):
         return dict, (dict(self),)  # a copy is no view
 
 
-class SplitState(ShownState):
-    """The shown state of a parameter with a split master. ``items()`` has the ``remainder`` that is stored.
+class PackedState(ShownState):
+    """The shown state of a parameter with a split master or moments in 8 bits. ``items()`` has what is stored: ``remainder``, or
+    ``exp_avg_code`` and ``exp_avg_scale``.
 
-    Iteration yields ``master`` instead, as a state_dict does, because torch's set_optimizer_state_dict looks these names up in
-    the flattened form. ``self["master"]`` is a float32 copy; assigning to it writes parameter and remainder.
+    Iteration yields ``master`` and ``exp_avg`` instead, as a state_dict does, because torch's set_optimizer_state_dict looks these
+    names up in the flattened form. Values under these names are float32 copies; assigning to one writes what is stored, and
+    with a master the parameter.
     """
 
     _place: weakref.ref[Place] | None = None
@@ -113,17 +118,22 @@ class SplitState(ShownState):
 
     def __iter__(self) -> Iterator[str]:
         held = super().__iter__()
-        return held if self.place is None else iter(["master" if name == "remainder" else name for name in held])
+        return held if self.place is None else iter(dict.fromkeys(map(unpacked_name, held)))
 
     def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or (name == "master" and self.place is not None)
+        return super().__contains__(name) or (self.place is not None and self._unpacks(name))
+
+    def _unpacks(self, name: object) -> bool:
+        return "remainder" in self.views if name == "master" else f"{name}{CODE}" in self.views
 
     get = Mapping.get  # dict.get does not call __missing__
 
     def __missing__(self, name: str) -> Tensor:
         place = self.place
-        if name != "master" or place is None:
+        if place is None or not self._unpacks(name):
             raise KeyError(name)
+        if name != "master":
+            return read_coded(self[name + CODE], self[name + SCALE], place.block.formats[name])
         piece = place.piece.detach()
         if place.converted:
             return like(piece.float(), place.param)
@@ -132,20 +142,29 @@ class SplitState(ShownState):
 
     def __setitem__(self, name: str, value: Any) -> None:
         place = self.place
-        if name != "master" or place is None or place.converted:
+        if place is None or not self._unpacks(name) or (name == "master" and place.converted):
             super().__setitem__(name, value)
             return
-        piece, remainder = place.piece, local(self["remainder"])
+        piece = place.piece
         with torch.no_grad():
             value = local_value(torch.as_tensor(value), place.param)
             if value.shape != piece.shape:
                 raise ValueError(
-                    f"optimizer.state: master has shape {list(value.shape)}; accepted: {list(piece.shape)}"
+                    f"optimizer.state: {name} has shape {list(value.shape)}; accepted: {list(piece.shape)}"
                 )
-            weight, rest = split_master(value.to(piece.device, torch.float32), piece.dtype)
+            if name != "master":
+                write_coded(self[name + CODE], self[name + SCALE], value, place.block.formats[name])
+                return
+            remainder = local(self["remainder"])
+            weight, rest = SPLITS[remainder.dtype](value.to(piece.device, torch.float32), piece.dtype)
             piece.copy_(weight)
             remainder.copy_(rest)
         place.mark_clean()
+
+
+def unpacked_name(name: str) -> str:
+    """The name in a state_dict of what is stored under ``name``."""
+    return "master" if name == "remainder" else moment_of(name) or name
 
 
 def signature(param: Tensor) -> tuple:
@@ -171,7 +190,7 @@ class Place:
     index: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.state, SplitState):
+        if isinstance(self.state, PackedState):
             self.state.belongs_to(self)
         self.mark_clean()
 

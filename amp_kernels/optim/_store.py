@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -11,12 +12,15 @@ from torch import Tensor
 from .._checks import lists
 from .._checks.lists import HALF_DTYPES
 from .._checks.types import type_name
-from .._raw._split_master import join_master, split_master
-from .._sharding.local import like, local, local_value
-from .._updates.state import state_layout, view_like
+from .._raw._split_master import SPLITS, join_master
+from .._sharding.local import is_dtensor, like, local, local_value
+from .._updates.state import buffer_numel, exponents_at, state_layout, view_like
 from ._algorithm import Algorithm
-from ._options import Options
-from ._state import Block, Place, ShownState, SplitState, signature
+from ._moments8 import CODE, SCALE, coded_views, decoded, moment_dtype, moment_of, scale_shape, write_coded
+from ._options import MASTERS, Options
+from ._state import Block, PackedState, Place, ShownState, signature, unpacked_name
+
+logger = logging.getLogger("amp_kernels")
 
 #: A group, one of its parameters, and the state that the parameter starts with; an empty state starts at zero.
 Entry = tuple[dict[str, Any], Tensor, dict[str, Any]]
@@ -62,17 +66,21 @@ class StateStore:
                     f"{self._name}: a parameter is {lists.describe(piece)}, which leaves gaps in memory or overlaps "
                     "itself; accepted: any order of dimensions that covers its memory once"
                 )
-            key = id(group), piece.device, piece.dtype, *self._wanted(group, values)
+            dtype = moment_dtype(param.shape, self._options.state_dtype)
+            key = id(group), piece.device, piece.dtype, dtype, *self._wanted(group, values)
+            if is_dtensor(param):  # exponents do not have its shape
+                values = self._decoded(values)
             values = {name: local_value(value, param) for name, value in values.items()}
             sets.setdefault(key, (group, []))[1].append((param, piece, values))
         packed = Packed([], [])
-        for (_, _, _, moments, averaged), (group, members) in sets.items():
-            block = self._new_block(group, members, moments, averaged)
+        for (_, _, _, dtype, moments, averaged), (group, members) in sets.items():
+            block = self._new_block(group, members, moments, dtype, averaged)
             for slot, (param, piece, values) in enumerate(members):
                 views = self._views(block, slot, piece)
                 self._fill(self._algorithm.of(group), piece, views, block.steps[slot], values, packed.overwrite)
-                shown = {name: view if name == "step" else like(view, param) for name, view in views.items()}
-                state = SplitState(shown) if "remainder" in shown else ShownState(shown) if shown else None
+                shown = {name: self._placed(name, view, param) for name, view in views.items()}
+                packs = any(unpacked_name(name) != name for name in shown)
+                state = PackedState(shown) if packs else ShownState(shown) if shown else None
                 packed.places.append(Place(param, block, slot, state, signature(param)))
         return packed
 
@@ -111,14 +119,18 @@ class StateStore:
         averaged = group.get("ema_decay") is not None or loaded.get("ema") is not None
         return self._algorithm.of(group).moments(group, loaded), averaged
 
-    def _has_master(self, dtype: torch.dtype) -> bool:
-        return dtype in HALF_DTYPES and self._options.master_weights in ("fp32", "split")
+    def _decoded(self, values: dict) -> dict:
+        return decoded(self._name, values, self._algorithm.format_of)
 
-    def _new_block(self, group: dict, members: list[tuple], moments: tuple[str, ...], averaged: bool) -> Block:
+    def _has_master(self, dtype: torch.dtype) -> bool:
+        return dtype in HALF_DTYPES and self._options.master_weights in MASTERS
+
+    def _new_block(
+        self, group: dict, members: list[tuple], moments: tuple[str, ...], dtype: torch.dtype, averaged: bool
+    ) -> Block:
         options, (_, piece, _) = self._options, members[0]
         params, pieces = [param for param, _, _ in members], [piece for _, piece, _ in members]
         offsets, total = state_layout([piece.numel() for piece in pieces])
-        split = options.master_weights == "split"
         has_master = self._has_master(piece.dtype)
         has_shadow = piece.dtype == torch.float32 and options.shadow_dtype is not None
 
@@ -130,12 +142,18 @@ class StateStore:
             params,
             offsets,
             steps=buffer(len(params), torch.float32),
-            moments={name: buffer(total, options.state_dtype) for name in moments},
-            master=buffer(total if has_master else 0, torch.int16 if split else torch.float32),
+            moments={name: buffer(buffer_numel(total, dtype), dtype) for name in moments},
+            formats={name: self._algorithm.format_of(name) for name in moments if dtype == torch.uint8},
+            master=buffer(total if has_master else 0, MASTERS.get(options.master_weights, torch.float32)),
             averaged=averaged,
             ema=buffer(total if averaged else 0, torch.float32),
             shadow=buffer(total if has_shadow else 0, options.shadow_dtype or torch.float16),
         )
+        for name, format in block.formats.items():
+            exponents_at(block.moments[name], 0, total).fill_(format.least)
+        if options.state_dtype == "8bit" and moments and dtype != torch.uint8:
+            shapes = lists.some([str(list(param.shape)) for param in params])
+            logger.debug("%s: moments in bfloat16 instead of 8 bits, by shape: %s", self._name, shapes)
         if has_shadow:
             block.shadow_views = [view_like(block.shadow, p, o) for p, o in zip(params, offsets, strict=True)]
         return block
@@ -143,23 +161,36 @@ class StateStore:
     def _views(self, block: Block, slot: int, piece: Tensor) -> dict[str, Tensor]:
         """The state of one parameter under the names of a checkpoint, ``remainder`` for a split master."""
         # The step is part of the key of the random bits, so a checkpoint must have it.
-        stochastic = piece.dtype in HALF_DTYPES and self._options.master_weights == "none"
-        buffers = dict(block.moments)
+        of_weight = piece.dtype in HALF_DTYPES and self._options.master_weights in ("none", "split24")
+        shows_step = self._algorithm.of(block.group).shows_step
+        views = {"step": block.steps[slot]} if shows_step or of_weight or block.formats else {}
+        offset, buffers = block.offsets[slot], {}
+        for name, buffer in block.moments.items():
+            if name in block.formats:
+                views[name + CODE], views[name + SCALE] = coded_views(buffer, piece, offset)
+            else:
+                buffers[name] = buffer
         if self._has_master(piece.dtype):
             buffers["master" if block.master.dtype == torch.float32 else "remainder"] = block.master
         if block.averaged:
             buffers["ema"] = block.ema
-        shows_step = self._algorithm.of(block.group).shows_step
-        views = {"step": block.steps[slot]} if shows_step or stochastic else {}
-        views.update((name, view_like(buffer, piece, block.offsets[slot])) for name, buffer in buffers.items())
+        views.update((name, view_like(buffer, piece, offset)) for name, buffer in buffers.items())
         return views
+
+    def _placed(self, name: str, view: Tensor, param: Tensor) -> Tensor:
+        """The view as ``optimizer.state`` shows it: a DTensor for a DTensor."""
+        if name == "step":
+            return view
+        scale = name.endswith(SCALE) and moment_of(name) is not None
+        return like(view, param, scale_shape(param.shape) if scale and view.dim() > 1 else None)
 
     def _fill(
         self, algorithm: Algorithm, param: Tensor, shown: dict, step: Tensor, values: dict, overwrite: list
     ) -> None:
         """Copy ``values``, a loaded or an earlier state, into its views. Without any the average starts at the weight and
         everything else at zero."""
-        for name in {**dict.fromkeys(shown), "master": None}:
+        values = self._decoded(values)
+        for name in {**dict.fromkeys(map(unpacked_name, shown)), "master": None}:
             value = values.get(name)
             if value is not None and name != "step" and not isinstance(value, Tensor):
                 raise TypeError(f"{self._name}: the loaded {name} has type {type_name(value)}; accepted: a tensor")
@@ -167,7 +198,9 @@ class StateStore:
                 raise ValueError(
                     f"{self._name}: the loaded {name} has shape {list(value.shape)}, its parameter {list(param.shape)}"
                 )
-            if value is not None and name in shown and name != "step":
+            if value is not None and name + CODE in shown:
+                write_coded(shown[name + CODE], shown[name + SCALE], value, algorithm.format_of(name))
+            elif value is not None and name in shown and name != "step":
                 shown[name].copy_(value)
             elif value is None and values and name in algorithm.required:
                 raise ValueError(
@@ -182,7 +215,8 @@ class StateStore:
         if "master" in shown and master is None:
             shown["master"].copy_(param)
         elif "remainder" in shown and master is not None:
-            weight, remainder = split_master(master.to(param.device, torch.float32), param.dtype)
+            split = SPLITS[shown["remainder"].dtype]
+            weight, remainder = split(master.to(param.device, torch.float32), param.dtype)
             shown["remainder"].copy_(remainder)
             overwrite.append((param, weight))
         if "ema" in shown and values.get("ema") is None:
@@ -190,14 +224,17 @@ class StateStore:
 
     # ---- values ----
 
-    def exported(self, param: Tensor, values: dict, join: Join = join_master) -> dict:
-        """``values``, a parameter's shown state, as a checkpoint has it: masters are float32 however they are stored."""
+    def exported(self, param: Tensor, values: dict, join: Join = join_master, *, keep_codes: bool = False) -> dict:
+        """``values``, a parameter's shown state, as a checkpoint has it: masters and moments in 8 bits are float32 however they are
+        stored. With ``keep_codes`` codes and exponents stay if they are row-major."""
         place = self.places.get(id(param))
         if place is not None and place.state is not values:
             place = None
         if "remainder" in values:
             master = like(join(local(param.detach()), local(values["remainder"])), param)
             values = {key: value for key, value in values.items() if key != "remainder"} | {"master": master}
+        if not (keep_codes and local(param).is_contiguous()):
+            values = self._decoded(values)
         return self._algorithm.exported(dict(values), place)
 
     def current(self, param: Tensor, state: dict) -> dict:

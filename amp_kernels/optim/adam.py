@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from .._updates.adamw import adamw_
+from ._algorithm import SWITCHES
 from ._base import FusedOptimizer
 from ._options import MixedPrecision, takes_options
 from .adamw import AdamAlgorithm
@@ -26,7 +27,7 @@ class Adam(FusedOptimizer, torch.optim.Adam):
     directions.
 
     Args:
-        params, lr, betas, eps, amsgrad, maximize, foreach, fused, capturable, differentiable: as in :class:`AdamW`.
+        params, lr, betas, eps, amsgrad, maximize, cautious, decouple_lr, foreach, fused, capturable, differentiable: as in :class:`AdamW`.
         weight_decay: L2 term added to the gradient; with ``decoupled_weight_decay`` the decay of :class:`AdamW`.
         decoupled_weight_decay: decay the weight itself, as :class:`AdamW` does.
         options: those of all optimizers here, :class:`MixedPrecision`.
@@ -48,7 +49,7 @@ class Adam(FusedOptimizer, torch.optim.Adam):
         tensor(2.)
     """
 
-    algorithm = AdamAlgorithm(adamw_, required=("step",))
+    algorithm = AdamAlgorithm(adamw_, required=("step",), switches=SWITCHES)
 
     @takes_options
     def __init__(
@@ -65,10 +66,12 @@ class Adam(FusedOptimizer, torch.optim.Adam):
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
+        cautious: bool = False,
+        decouple_lr: bool = False,
         decoupled_weight_decay: bool = False,
         **options: Unpack[MixedPrecision],
     ) -> None:
-        self._set_options(options, foreach, fused, differentiable)
+        self._set_options(options, foreach, fused, differentiable, cautious=cautious, decouple_lr=decouple_lr)
         hints = {"maximize": maximize, "capturable": capturable, "fused": True}
         super().__init__(
             params, lr, betas, eps, weight_decay, amsgrad, decoupled_weight_decay=decoupled_weight_decay, **hints

@@ -10,7 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from .._updates.adamw import adamw_
 from .._updates.state import COUPLED_DECAY
-from ._algorithm import Algorithm
+from ._algorithm import SWITCHES, Algorithm
 from ._base import FusedOptimizer
 from ._options import MixedPrecision, takes_options
 
@@ -24,13 +24,15 @@ class AdamAlgorithm(Algorithm):
     def check_group(self, name: str, group: dict[str, Any]) -> None:
         if not group.get("bias_correction", True):  # an option of Apex
             raise ValueError(f"{name}: bias_correction is False; accepted: True")
+        if group.get("decouple_lr") and not group["decoupled_weight_decay"]:
+            raise ValueError(f"{name}: decouple_lr is True; accepted with decoupled_weight_decay=False: False")
 
     def moments(self, group: dict[str, Any], loaded: dict[str, Any]) -> tuple[str, ...]:
         amsgrad = group.get("amsgrad") or loaded.get("max_exp_avg_sq") is not None
         return self.declared.moments if amsgrad else self.declared.moments[:2]
 
     def flags(self, group: dict[str, Any]) -> int:
-        return 0 if group["decoupled_weight_decay"] else COUPLED_DECAY
+        return super().flags(group) | (0 if group["decoupled_weight_decay"] else COUPLED_DECAY)
 
 
 class AdamW(FusedOptimizer, torch.optim.AdamW):
@@ -53,6 +55,10 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
             Adam and beyond", ICLR 2018), kept as ``max_exp_avg_sq``; may differ between groups. Switched on for state
             that has none, it starts from the next second moment.
         maximize: ascend instead of descend.
+        cautious: do not move a weight where the first moment has not the sign of the gradient (Liang et al., "Cautious optimizers:
+            improving training with one line of code", 2024, without the rescaling); the weight still decays.
+        decouple_lr: decay weights by ``weight_decay * lr / initial_lr``, so that the decay does not depend on the learning
+            rate, only on its schedule. ``initial_lr`` of a group is its first learning rate, as in torch's schedulers.
         foreach, fused, capturable: accepted for compatibility. The step is always fused, and can always be captured in a
             CUDA graph, once the state exists.
         differentiable: only ``False``.
@@ -76,7 +82,7 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
         tensor(2.)
     """
 
-    algorithm = AdamAlgorithm(adamw_, required=("step",))
+    algorithm = AdamAlgorithm(adamw_, required=("step",), switches=SWITCHES)
 
     @takes_options
     def __init__(
@@ -93,8 +99,10 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
+        cautious: bool = False,
+        decouple_lr: bool = False,
         **options: Unpack[MixedPrecision],
     ) -> None:
-        self._set_options(options, foreach, fused, differentiable)
+        self._set_options(options, foreach, fused, differentiable, cautious=cautious, decouple_lr=decouple_lr)
         hints = {"maximize": maximize, "capturable": capturable, "fused": True}
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **hints)

@@ -38,12 +38,13 @@ class LAMBAlgorithm(Algorithm):
     def flags(self, group: dict[str, Any]) -> int:
         return (0 if group["bias_correction"] else NO_BIAS_CORRECTION) | (ADAPT_ALL if group["use_nvlamb"] else 0)
 
-    def launch(self, updates: list[Update], agreement: Agreement, params: list[Tensor]) -> None:
+    def launch(self, updates: list[Update], agreement: Agreement, groups: list[dict[str, Any]]) -> None:
         """In two halves where ranks hold pieces of a tensor, with one sum over the ranks in between. Copies of a piece count as
         often as there are, which is as often for each piece of a tensor and cancels in its ratio."""
         if not agreement.tensor_groups:
-            super().launch(updates, agreement, params)
+            super().launch(updates, agreement, groups)
             return
+        params = [param for group in groups for param in group["params"]]
         device = updates[0].launch.batch.device if updates else home_device(agreement, params)
         sums = torch.zeros(len(params), 2, dtype=torch.float64, device=device)
         for (batch, _, table), arguments in updates:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from .._updates.lion import lion_
-from ._algorithm import Algorithm
+from ._algorithm import SWITCHES, Algorithm
 from ._base import StandaloneOptimizer
 from ._options import MixedPrecision, takes_options
 
@@ -28,7 +28,8 @@ class Lion(StandaloneOptimizer):
         exp_avg = beta2 * exp_avg + (1 - beta2) * grad
 
     Args:
-        params, lr, maximize, foreach, fused, capturable, differentiable: as in :class:`AdamW`.
+        params, lr, maximize, decouple_lr, foreach, fused, capturable, differentiable: as in :class:`AdamW`.
+        cautious: as in :class:`AdamW`, with ``c`` for the first moment.
         betas: decay rates of the direction and of the moment, two numbers in [0, 1).
         weight_decay: decoupled decay, multiplied by ``lr``.
         options: those of all optimizers here, :class:`MixedPrecision`.
@@ -47,7 +48,7 @@ class Lion(StandaloneOptimizer):
         tensor([-0.5000,  0.5000,  0.0000])
     """
 
-    algorithm = Algorithm(lion_, shows_step=False)
+    algorithm = Algorithm(lion_, shows_step=False, switches=SWITCHES)
 
     @takes_options
     def __init__(
@@ -62,8 +63,10 @@ class Lion(StandaloneOptimizer):
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
+        cautious: bool = False,
+        decouple_lr: bool = False,
         **options: Unpack[MixedPrecision],
     ) -> None:
-        self._set_options(options, foreach, fused, differentiable)
+        self._set_options(options, foreach, fused, differentiable, cautious=cautious, decouple_lr=decouple_lr)
         numbers = {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay}
         super().__init__(params, **numbers, maximize=maximize, capturable=capturable)

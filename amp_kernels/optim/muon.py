@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -18,13 +17,13 @@ from .._sharding.local import is_dtensor, local
 from .._sharding.pieces import holders_of, sharded_dims
 from .._updates.adamw import adamw_
 from .._updates.muon import muon_
-from .._updates.state import CAUTIOUS, NESTEROV
+from .._updates.state import NESTEROV
 from ..ops.newton_schulz import KELLER_JORDAN, Coefficients, triples_of
-from ._algorithm import Algorithm, Update
+from ._algorithm import SWITCHES, Algorithm, Update
 from ._base import FusedOptimizer
 from ._exchange import Exchange, Sharded
-from ._launches import DeviceBatch
-from ._matrices import Chunk, Matrices, Member, chunks_of
+from ._gradients import home_device
+from ._matrices import ITERATE, Chunk, Matrices, Member, chunks_of
 from ._options import MixedPrecision, takes_options
 from .adamw import AdamAlgorithm
 
@@ -60,8 +59,8 @@ class MuonAlgorithm(Algorithm):
 
     def __init__(self) -> None:
         absent = {"algorithm": "muon", "cautious": False, "heads": None, "flatten": False}
-        super().__init__(muon_, shows_step=False, required=("momentum_buffer",), absent=absent)
-        self._adamw = AdamWGroups(adamw_, required=("step",))
+        super().__init__(muon_, shows_step=False, required=("momentum_buffer",), absent=absent, switches=SWITCHES)
+        self._adamw = AdamWGroups(adamw_, required=("step",), switches=SWITCHES)
 
     @property
     def members(self) -> tuple[Algorithm, ...]:
@@ -107,52 +106,59 @@ class MuonAlgorithm(Algorithm):
         return 1.0 if name == "ratio" else super().option(group, name)  # the ratio is each parameter's own
 
     def flags(self, group: dict[str, Any]) -> int:
-        return (NESTEROV if group["nesterov"] else 0) | (CAUTIOUS if group["cautious"] else 0)
+        return super().flags(group) | (NESTEROV if group["nesterov"] else 0)
 
     def constants(self, group: dict[str, Any]) -> tuple:
         coefficients = tuple(triples_of(group["ns_coefficients"], group["ns_steps"]))
-        return coefficients, *(group[key] for key in ("ns_steps", "eps", "adjust_lr_fn", "heads", "flatten"))
+        return coefficients, *(group[key] for key in ("eps", "adjust_lr_fn", "heads", "flatten"))
 
-    def launch(self, updates: list[Update], agreement: Agreement, params: list[Tensor]) -> None:
+    def launch(self, updates: list[Update], agreement: Agreement, groups: list[dict[str, Any]]) -> None:
+        trained = [param.requires_grad for group in groups for param in group["params"]] if agreement else None
+        key = trained, [self.constants(group) for group in groups if self.of(group) is self]
         for launch, arguments in updates:
             batch, _, table = launch
-            for chunk in self._chunks(batch):
+            if batch.prepared is None or batch.prepared[0] != key:
+                positions = {number: position for position, number in enumerate(batch.numbers)}
+                own, exchanges = self._members(groups, positions, batch.device)
+                batch.prepared = key, [*chunks_of(batch, own), *(Chunk(batch, [exchange]) for exchange in exchanges)]
+            for chunk in batch.prepared[1]:
                 chunk.step(self.op, launch, arguments)
             if table is not None:
                 table.bump_versions()
             else:
                 torch.autograd.graph.increment_version(batch.sharded)
+        if agreement and not updates:  # a rank without gradients takes part
+            device = home_device(agreement, [param for group in groups for param in group["params"]])
+            for exchange in self._members(groups, {}, device)[1]:
+                exchange.orthogonalize(torch.empty(exchange.numel, dtype=ITERATE, device=device), ())
 
-    def _chunks(self, batch: DeviceBatch) -> list[Chunk]:
-        """Those of a batch, made anew if its groups ask for others."""
-        constants = [self.constants(block.group) for block in batch.blocks]
-        if batch.prepared is None or batch.prepared[0] != constants:
-            batch.prepared = constants, list(_made_chunks(batch, constants))
-        return batch.prepared[1]
-
-
-def _made_chunks(batch: DeviceBatch, constants: list[tuple]) -> Iterator[Chunk]:
-    """Of matrices that lie on this rank, and one for each group of ranks of those that do not, in the same order on all ranks."""
-    own: list[Member] = []
-    exchanged: dict[dist.ProcessGroup, list[Sharded]] = {}
-    for position, (param, row) in enumerate(zip(batch.params, batch.layout.tolist(), strict=True)):
-        *settings, adjust_lr_fn, heads, flatten = constants[row[0]]
-        cut = _is_cut(param, flatten)
-        described = torch.empty(param.shape, device="meta") if cut else batch.pieces[position]
-        if not described.numel():
-            continue
-        matrices = Matrices.of(described, heads, flatten)
-        ratio = RATIOS[adjust_lr_fn](matrices.rows, matrices.columns)
-        member = Member(position, matrices, tuple(settings), (row[3], ratio))
-        if cut:
-            holders = holders_of(param)
-            sharded = Sharded(member, batch.numbers[position], tuple(param.shape), holders)
-            exchanged.setdefault(holders.group, []).append(sharded)
-        else:
-            own.append(member)
-    yield from chunks_of(batch, own)
-    for parameters in sorted(exchanged.values(), key=lambda parameters: min(p.number for p in parameters)):
-        yield Chunk(batch, [Exchange(parameters)])
+    def _members(
+        self, groups: list[dict[str, Any]], positions: dict[int, int], device: torch.device
+    ) -> tuple[list[Member], list[Exchange]]:
+        """Parameters whose matrices lie on this rank, and the others: an exchange for each group of ranks, in the same order on
+        all ranks. ``positions``: those that have a gradient, by number."""
+        own: list[Member] = []
+        shared: dict[dist.ProcessGroup, list[Sharded]] = {}
+        numbered = enumerate((index, param) for index, group in enumerate(groups) for param in group["params"])
+        for number, (index, param) in numbered:
+            idle = number not in positions
+            if self.of(groups[index]) is not self or (idle and not (is_dtensor(param) and param.requires_grad)):
+                continue
+            *settings, adjust_lr_fn, heads, flatten = self.constants(groups[index])
+            cut, piece = _is_cut(param, flatten), local(param)
+            described = torch.empty(param.shape, device="meta") if cut else piece
+            if piece.device != device or (idle and not cut) or not described.numel():
+                continue
+            matrices = Matrices.of(described, heads, flatten)
+            ratio = RATIOS[adjust_lr_fn](matrices.rows, matrices.columns)
+            member = Member(positions.get(number, -1), matrices, tuple(settings), (index, ratio))
+            if cut:
+                holders = holders_of(param)
+                sharded = Sharded(member, number, tuple(param.shape), holders, idle)
+                shared.setdefault(holders.group, []).append(sharded)
+            else:
+                own.append(member)
+        return own, [Exchange(parameters) for parameters in shared.values()]
 
 
 def _is_cut(param: Tensor, flatten: bool) -> bool:
@@ -180,7 +186,7 @@ class Muon(FusedOptimizer, torch.optim.Muon):
         params: as in :class:`AdamW`; matrices ``[rows, columns]`` or stacks of them, ``[n, rows, columns]``. Embeddings,
             the last layer, biases and norms belong in a group with ``algorithm="adamw"``, which takes AdamW's ``betas``,
             ``eps`` and ``amsgrad`` beside ``lr`` and ``weight_decay``.
-        lr, maximize, foreach, fused, capturable, differentiable: as in :class:`AdamW`.
+        lr, maximize, decouple_lr, foreach, fused, capturable, differentiable: as in :class:`AdamW`.
         weight_decay: decoupled decay, multiplied by ``lr``.
         momentum: decay rate of the momentum.
         nesterov: orthogonalize the momentum as it will be if the gradient stays.
@@ -190,7 +196,8 @@ class Muon(FusedOptimizer, torch.optim.Muon):
         adjust_lr_fn: the ratio: ``"original"`` or ``None`` for ``sqrt(max(1, rows / columns))``, ``"match_rms_adamw"`` for
             ``0.2 * sqrt(max(rows, columns))``, with which AdamW's learning rates fit, ``"spectral_unclamped"`` for
             ``sqrt(rows / columns)``.
-        cautious: do not decay weights that the step moves away from 0 (Chen et al., "Cautious weight decay", 2025).
+        cautious: do not decay weights that the step moves away from 0 (Chen et al., "Cautious weight decay", 2025). In groups
+            with ``algorithm="adamw"``, where it is off unless they ask for it, as in :class:`AdamW`.
         heads: cut each matrix by rows into so many, as a fused projection of queries, keys and values, which are
             orthogonalized one by one.
         flatten: take all dimensions but the first for columns, for weights of convolutions.
@@ -237,9 +244,10 @@ class Muon(FusedOptimizer, torch.optim.Muon):
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
+        decouple_lr: bool = False,
         **options: Unpack[MixedPrecision],
     ) -> None:
-        self._set_options(options, foreach, fused, differentiable)
+        self._set_options(options, foreach, fused, differentiable, decouple_lr=decouple_lr)
         numbers = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": bool(nesterov)}
         products = {"ns_coefficients": ns_coefficients, "eps": eps, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn}
         own = {"algorithm": "muon", "cautious": bool(cautious), "heads": heads, "flatten": bool(flatten)}
@@ -250,6 +258,6 @@ class Muon(FusedOptimizer, torch.optim.Muon):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As of all optimizers here, with AdamW's defaults for a group with ``algorithm="adamw"``."""
         if isinstance(param_group, dict) and param_group.get("algorithm") == "adamw":
-            for key, value in ADAMW_DEFAULTS.items():
+            for key, value in {**ADAMW_DEFAULTS, "cautious": False}.items():
                 param_group.setdefault(key, value)
         super().add_param_group(param_group)

@@ -45,7 +45,7 @@ class SGDAlgorithm(Algorithm):
         return {**values, "momentum_buffer": None} if unwritten else values
 
     def flags(self, group: dict[str, Any]) -> int:
-        return NESTEROV if group["nesterov"] else 0
+        return super().flags(group) | (NESTEROV if group["nesterov"] else 0)
 
 
 class SGD(FusedOptimizer, torch.optim.SGD):
@@ -61,6 +61,8 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         dampening: of the gradient that enters the buffer.
         weight_decay: L2 term added to the gradient.
         nesterov: needs a momentum and no dampening.
+        cautious: with momentum, do not move a weight where the direction has not the sign of the gradient, as in
+            :class:`AdamW`.
         options: those of all optimizers here, :class:`MixedPrecision`.
 
     Raises:
@@ -78,7 +80,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         tensor([0.9844, 0.9844, 0.9844], dtype=torch.bfloat16)
     """
 
-    algorithm = SGDAlgorithm(sgd_, shows_step=False)
+    algorithm = SGDAlgorithm(sgd_, shows_step=False, switches=("cautious",))
 
     @takes_options
     def __init__(
@@ -94,7 +96,8 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         foreach: bool | None = None,
         differentiable: bool = False,
         fused: bool | None = None,
+        cautious: bool = False,
         **options: Unpack[MixedPrecision],
     ) -> None:
-        self._set_options(options, foreach, fused, differentiable)
+        self._set_options(options, foreach, fused, differentiable, cautious=cautious)
         super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, maximize=maximize, fused=True)

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from .._checks.lists import flat
 from .._dispatch.library import Op
+from .._raw._block8 import FIRST, SECOND, decode
 from .._raw._split_master import join_master
 from .._updates.op import RULES
 from .._updates.samples import Blocks, Kind
+from .._updates.state import exponents_at
 
 _F16, _BF16, _F32 = torch.float16, torch.bfloat16, torch.float32
 
@@ -36,7 +38,7 @@ SHAPES = ((7, 5), (0, 3), (), (1031,), (17003,))
 
 
 class Update(Blocks):
-    """A call of update op ``name``. The first 16 elements of every buffer are unused."""
+    """A call of update op ``name``. The first elements of every buffer, 16 or with 8-bit moments 32, are unused."""
 
     def __init__(self, name: str, kinds: Sequence[Kind], shapes: Sequence[tuple[int, ...]] = SHAPES, **options):
         super().__init__(RULES[name].declared, kinds, shapes=shapes, start=16, **options)
@@ -66,13 +68,17 @@ class Update(Blocks):
         kind, piece, block, _ = self.place(i)
         if kind.master == _F32:
             return self.masters[block][piece].clone()
-        if kind.master == torch.int16:
+        if kind.master is not None:
             return join_master(flat(self.params[i]), self.masters[block][piece])
         return flat(self.params[i]).to(_F32, copy=True)
 
     def moment(self, k: int, i: int) -> Tensor:
         _, piece, block, _ = self.place(i)
-        return self.moments[k][block][piece].clone()
+        buffer = self.moments[k][block]
+        if buffer.dtype != torch.uint8:
+            return buffer[piece].clone()
+        code = SECOND if self.declared.moments[k] in self.declared.unsigned else FIRST
+        return decode(buffer[piece], exponents_at(buffer, piece.start, self.params[i].numel()), code)
 
     def ema(self, i: int) -> Tensor:
         _, piece, block, _ = self.place(i)

@@ -7,7 +7,7 @@ bf16 and no master. Ours is scaler.step(optimizer, max_norm=...) and scaler.upda
 whole: `pipeline` in their rows says what. The loss scale is 1 and never grows, so that each repetition meets gradients
 of the same size.
 
-A step's `bytes` are the least that the layout has to move (34, 30, 28 or 20 a parameter); `moved_bytes` what this
+A step's `bytes` are the least that the layout has to move (34 to 14.1 a parameter); `moved_bytes` what this
 provider's passes move; `state_bytes` what stays in memory between steps: weights, masters, 16-bit copies, moments.
 """
 
@@ -107,7 +107,7 @@ def _case(op, name, shapes, layout: Layout, device, *, own, providers, last, mov
         op=op,
         shape=name,
         dtype=layout.name,
-        bytes=moved * count,
+        bytes=round(moved * count),
         flops=flops * count,
         inputs=lambda generator: layouts.draw(layout, shapes, generator),
         reference=lambda inputs: layouts.reference(layout, inputs, max_norm),

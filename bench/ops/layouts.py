@@ -14,6 +14,7 @@ import amp_kernels as ak
 from . import lists
 
 LR, BETAS, EPS, WEIGHT_DECAY = 1e-2, (0.9, 0.999), 1e-8, 0.1
+CODED = 33 / 32  # bytes of a moment in 8 bits
 ADAMW = {"lr": LR, "betas": BETAS, "eps": EPS, "weight_decay": WEIGHT_DECAY}
 MAX_NORM = 1.0  # of a whole step
 NEVER = 10**9  # growth interval
@@ -26,12 +27,12 @@ class Layout:
 
     name: str
     param: torch.dtype
-    update_bytes: int
+    update_bytes: float
     options: dict = field(default_factory=dict)  # of ak.optim.AdamW
     shadow: bool = False
 
     @property
-    def step_bytes(self) -> int:
+    def step_bytes(self) -> float:
         """Bytes a parameter of a whole step: the check and the norm read the gradients once more."""
         return self.update_bytes + self.param.itemsize
 
@@ -39,31 +40,41 @@ class Layout:
     def half(self) -> bool:
         return self.param != torch.float32
 
+    @property
+    def in_8_bits(self) -> bool:
+        return self.options.get("state_dtype") == "8bit"
+
     def bounds(self) -> dict[str, float]:
         """Accepted relative errors: the rounding of what is stored; bf16 moments act on the weights too.
 
         Moments carry the error of the clip factor: torch's norm on a CPU is one long FP32 sum (6e-5 on 25 M elements by
         one thread). Some compute 1 - 0.999 in FP32, with an error of 6e-5.
         """
-        moments = 2.0**-8 if self.options.get("state_dtype") else 2.0**-12
-        if self.name == EIGHT_BIT.name:
+        if self.in_8_bits:
+            # Moments with errors of up to 10 % give the second step, which moves a weight of 0.02 by 1e-2, an error of 5 % of the
+            # weight; the bound is twice that, and a step that is missing four times that.
             return {"params": 0.1, "exp_avg": 2.0**-4}
+        moments = 2.0**-8 if self.options.get("state_dtype") else 2.0**-12
         return {"params": (2.0**-8 if self.half else 4e-5) + (moments if moments > 1e-3 else 0.0), "exp_avg": moments}
 
 
+EIGHT_BIT = Layout("fp32, 8-bit moments", torch.float32, 12 + 4 * CODED, {"state_dtype": "8bit"})
 LAYOUTS = (
-    Layout("fp32", torch.float32, 28),  # a whole step: 32, the others 34, 30, 28 and 20
+    Layout("fp32", torch.float32, 28),  # a whole step: 32, the others 34, 30, 28, 20, 20.125 and 14.125
     Layout("fp32 + bf16 shadow", torch.float32, 30, {"shadow_dtype": torch.bfloat16}, shadow=True),
     Layout("bf16 + fp32 master", torch.bfloat16, 28, {"master_weights": "fp32"}),
     Layout("bf16 + split master", torch.bfloat16, 26, {"master_weights": "split"}),
     Layout(
         "bf16 + split, bf16 moments", torch.bfloat16, 18, {"master_weights": "split", "state_dtype": torch.bfloat16}
     ),
+    EIGHT_BIT,
+    Layout(
+        "bf16 + split24, 8-bit moments",
+        torch.bfloat16,
+        8 + 4 * CODED,
+        {"master_weights": "split24", "state_dtype": "8bit"},
+    ),
 )
-
-# For the comparison with other libraries' 8-bit moments; ours are bf16. Moments with errors of up to 10 % give the second step,
-# which moves a weight of 0.02 by 1e-2, an error of 5 % of the weight; the bound is twice that, and a step that is missing four times that.
-EIGHT_BIT = Layout("fp32, moments of 8 to 16 bits", torch.float32, 20, {"state_dtype": torch.bfloat16})
 
 
 @dataclass
@@ -106,6 +117,8 @@ class AdamW:
     def results(self) -> dict:
         """Weights and moments. They stay the same tensors: looked up once, or thousands of lookups are timed with each step."""
         state = self.optimizer.state
+        if getattr(self.optimizer, "state_dtype", None) == "8bit":  # shown as copies
+            return {"params": self.shown}
         return {"params": self.shown, "exp_avg": [state[param]["exp_avg"] for param in self.params]}
 
 

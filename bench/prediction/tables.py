@@ -25,9 +25,9 @@ STEP_BASIS += "shares of a prototype on an H200, plus {launches:.1f} us for four
 
 # Bytes of arguments of a step's launches, for a list of up to 187 tensors. Short lists have a launch of few bytes where that is enough
 # for the lists that models have.
-STEP_ARGUMENTS = {"check_and_norm": 4_024, "update_scale": 2_160, "update_prepare": 32_448, "adamw_": 32_288}
+STEP_ARGUMENTS = {"check_and_norm": 4_024, "update_scale": 2_160, "update_prepare": 32_088, "adamw_": 32_288}
 FEW_ARGUMENT_BYTES = 4_096
-UPDATE_TENSORS = {"update_prepare": 400, "adamw_": 528}  # tensors in those arguments
+UPDATE_TENSORS = {"update_prepare": 360, "adamw_": 528}  # tensors in those arguments
 
 MODEL_BASIS = "PREDICTION of a training step on {chip}, bf16, 1,024 tokens per sequence. Its ops are traced without values; GEMMs are "
 MODEL_BASIS += "priced by the cost model, the others by bytes, at rates fitted to torch's measured steps."
@@ -159,7 +159,7 @@ def steps(chip: Chip) -> Table:
             floor = count * layout.step_bytes / chip.copy
             micros = step_us(name, layout.name) if measured_on(chip) else None
             times = beside(seconds * 1e3, None if micros is None else micros / 1e3, 3)
-            table.append((name, layout.name, f"{layout.step_bytes}", *times, f"{floor * 1e3:.3f}"))
+            table.append((name, layout.name, f"{layout.step_bytes:g}", *times, f"{floor * 1e3:.3f}"))
     return table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,42 +115,43 @@ class Table:
             )
         )
 
+    # ---- picture
 
-def plot(path: Path, table: Table, title: str) -> bool:
-    """A panel for each task, a dot for each run, what failed in red, into the PNG ``path``. False if matplotlib is absent."""
+    def message(self) -> str:
+        """The number of tasks that each format fails."""
+        tasks = self.tasks()
+        failures = {
+            column: sum(self.failed(task, column) for task in tasks) for column in self.columns if column != REFERENCE
+        }
+        counted = "; ".join(f"{column} {count}" for column, count in failures.items())
+        return f"Tasks that fail, of {len(tasks)}: {counted}"
+
+
+def plot(path: Path, table: Table) -> bool:
+    """The metrics as a grid, what failed in red, below the table's message, into the PNG ``path``. False if matplotlib is absent."""
     plt = pyplot()
     if plt is None:
         return False
 
-    tasks = table.tasks()
-    across = min(4, len(tasks))
-    down = math.ceil(len(tasks) / across)
-    figure, axes = plt.subplots(down, across, figsize=(2.7 * across, 1.0 + 2.2 * down), squeeze=False, sharey=True)
-    for axis in axes.flat[len(tasks) :]:
-        axis.remove()
-    for axis, task in zip(axes.flat, tasks, strict=False):
-        for place, column in enumerate(table.columns):
-            values = table.values(task, column)
-            if not values:
+    tasks, columns = table.tasks(), table.columns
+    figure, axis = plt.subplots(figsize=(8.0, 1.6 + 0.42 * len(tasks)), layout="constrained")
+    for y, task in enumerate(tasks):
+        for x, column in enumerate(columns):
+            if not table.of(task, column):
                 continue
-            color = "tab:red" if table.failed(task, column) else "tab:blue" if column != REFERENCE else "tab:gray"
-            axis.plot(values, [place] * len(values), "o", color=color, markersize=4, alpha=0.7)
-            if not all(map(math.isfinite, values)):
-                axis.text(
-                    0.5, place, "diverged", color=color, fontsize=8, transform=axis.get_yaxis_transform(), va="center"
-                )
-        reference = [value for value in table.values(task, REFERENCE) if math.isfinite(value)]
-        if reference:
-            axis.axvline(statistics.mean(reference), color="tab:gray", linewidth=0.8)
-        axis.set_title(task, fontsize=9)
-        axis.set_xlabel(table.metrics[task], fontsize=7)
-        axis.tick_params(labelsize=7)
-        axis.locator_params(axis="x", nbins=4)
-        axis.grid(axis="x", alpha=0.3)
-    axes[0, 0].set_yticks(range(len(table.columns)), table.columns)
-    axes[0, 0].set_ylim(len(table.columns) - 0.5, -0.5)
-    figure.suptitle(title, fontsize=10)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
+            failed = table.failed(task, column)
+            color = "tab:red" if failed else "#dfe8f2" if column == REFERENCE else "#dff0df"
+            axis.add_patch(plt.Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=color))
+            mean = statistics.mean(table.values(task, column))
+            shown = f"{mean:.3g}" if math.isfinite(mean) else "diverged"
+            axis.text(x, y, shown, ha="center", va="center", fontsize=11, color="white" if failed else "black")
+    axis.set_xlim(-0.5, len(columns) - 0.5)
+    axis.set_ylim(len(tasks) - 0.5, -0.5)
+    axis.set_xticks(range(len(columns)), [column.replace(" ", "\n") for column in columns], fontsize=11)
+    axis.set_yticks(range(len(tasks)), [f"{task}, {table.metrics[task]}" for task in tasks], fontsize=10)
+    axis.tick_params(length=0, top=True, bottom=False, labeltop=True, labelbottom=False)
+    axis.spines[:].set_visible(False)
+    figure.suptitle("\n".join(textwrap.wrap(table.message(), 90)), fontsize=11, x=0.01, ha="left")
+    figure.savefig(path, dpi=150)
     plt.close(figure)
     return True

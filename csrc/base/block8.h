@@ -11,7 +11,7 @@
 // With rounding to nearest a moving average stops where its change is below half a unit: 0.1 % a step of a second
 // moment, where a unit is 12 %. Encoding is integer arithmetic, so that all backends agree to the bit.
 //
-// A block that holds an infinity or a NaN has the exponent 255 and decodes to NaN throughout.
+// A block that holds an infinity, a NaN or a value above 1.875 * 2^127 has the exponent 255 and decodes to NaN throughout.
 #pragma once
 
 #include "base/half.h"
@@ -19,64 +19,74 @@
 namespace ak {
 
 inline constexpr int kBlock8 = 32;              // elements
-inline constexpr uint32_t kBlock8NaN = 255;     // the exponent byte of a block with a NaN or an infinity
+inline constexpr uint32_t kBlock8NaN = 255;     // the exponent byte of a block that decodes to NaN
 inline constexpr uint32_t kNearest16 = 0x8000;  // in place of random bits: to nearest, ties away from zero
 
-// Exponents are those of fp32 with its bias. The least one keeps the unit of the smallest code a normal number: kUnits
-// is the distance from the top binade to that unit.
+// Exponents are those of fp32 with its bias. The least one keeps the unit of the smallest code a normal number.
 struct SignedCode8 {
   static constexpr bool kSigned = true;
-  static constexpr uint32_t kTop = 15, kLargest = 0x7f;
-  static constexpr uint32_t kUnits = kTop + 2, kLeastExponent = 32;
+  static constexpr uint32_t kTop = 15, kLeastExponent = 32;
 };
 struct UnsignedCode8 {
   static constexpr bool kSigned = false;
-  static constexpr uint32_t kTop = 31, kLargest = 0xff;
-  static constexpr uint32_t kUnits = kTop + 2, kLeastExponent = 48;
+  static constexpr uint32_t kTop = 31, kLeastExponent = 48;
 };
+
+AK_HD uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 // The block's exponent byte, from the fp32 code of its largest magnitude: that of the value rounded up to 3 mantissa
 // bits, so that no element can round above the largest code.
 template <class Code>
 AK_HD uint32_t block8_exponent(uint32_t largest) {
-  if (largest >= 0x7f800000u) return kBlock8NaN;
-  const uint32_t exponent = (largest + 0xfffffu) >> 23;
-  if (exponent > 254) return 254;
-  return exponent < Code::kLeastExponent ? Code::kLeastExponent : exponent;
+  const uint32_t exponent = larger((largest + 0xfffffu) >> 23, Code::kLeastExponent);
+  return exponent < kBlock8NaN ? exponent : kBlock8NaN;
 }
 
-// The code of an element of a block with this exponent byte. `random` has 16 bits.
+namespace detail {
+
+// The bits of 2 + x scale, rounded toward zero, for x >= 0 and a power of two.
+AK_HD uint32_t above_two(float x, float scale) {
+#if defined(__CUDA_ARCH__)
+  return bits_of(__fmaf_rz(x, scale, 2.0f));
+#else
+  const float y = x * scale, sum = y + 2.0f;
+  return bits_of(sum) - (sum - 2.0f > y ? 1u : 0u);
+#endif
+}
+
+}  // namespace detail
+
+// The code of an element of a block with this exponent byte, without its sign, in the upper 8 bits; the other bits have
+// no meaning. `random` has 16 bits.
+//
+// The value is scaled so that the least binade begins at 2. From there on the code is in bits 20 to 27 of twice the
+// value, as fp32; below, of the value plus 2, which makes it a fixed-point number. The larger of the two is the one that
+// counts. The fp32 code of 2 has zeros there.
+template <class Code>
+AK_HD uint32_t block8_round(float x, uint32_t exponent, uint32_t random) {
+  constexpr uint32_t kLeastCode = 0x40100000;  // of 2 and a unit
+  const float scale = float_of((254 + Code::kTop - exponent) << 23);
+  uint32_t wide = larger(bits_of(abs(x) * (scale + scale)), detail::above_two(abs(x), scale));
+  if constexpr (!Code::kSigned) wide = larger(wide, x == 0.0f ? 0u : kLeastCode);
+  return wide * 16 + random * 256;
+}
+
 template <class Code>
 AK_HD uint8_t block8_encode(float x, uint32_t exponent, uint32_t random) {
-  if (exponent == kBlock8NaN) return 0;
-  const uint32_t magnitude = bits_of(x) & 0x7fffffffu;
-  // With 20 bits below the code: above the subnormals the fp32 code relative to the least binade; below, a fixed-point
-  // number, whose own bits below 2^-20 of a unit are cut off.
-  const uint32_t own = magnitude >> 23, least = exponent - Code::kTop + 1;
-  const uint32_t shift = own < least ? least - own : 0;
-  const uint32_t significand = (magnitude & 0x7fffffu) | (own == 0 ? 0u : 0x800000u);
-  const uint32_t fixed = shift > 31 ? 0u : significand >> shift;
-  const uint32_t wide = own < least ? fixed : magnitude - ((least - 1) << 23);
-  const uint32_t rounded = (wide + (random << 4)) >> 20;
-  uint32_t code = rounded < Code::kLargest ? rounded : Code::kLargest;
-  if constexpr (Code::kSigned) {
-    code |= bits_of(x) >> 24 & 0x80u;
-  } else {
-    if (code == 0 && magnitude != 0) code = 1;
-  }
-  return static_cast<uint8_t>(code);
+  const uint32_t sign = Code::kSigned ? bits_of(x) >> 24 & 0x80u : 0u;
+  return static_cast<uint8_t>(exponent == kBlock8NaN ? 0u : block8_round<Code>(x, exponent, random) >> 24 | sign);
 }
 
 template <class Code>
-AK_HD float block8_decode(uint8_t code, uint32_t exponent) {
-  if (exponent == kBlock8NaN) return float_of(0x7fc00000u);
+AK_HD float block8_decode(uint32_t code, uint32_t exponent) {
   const uint32_t magnitude = Code::kSigned ? code & 0x7fu : code;
   const uint32_t base = (exponent - Code::kTop) << 23;
-  // A subnormal code as the difference of two normal numbers of the least binade, which is exact.
+  const float least = float_of(exponent == kBlock8NaN ? 0x7fc00000u : base + (1u << 23));
+  // A subnormal code m stands for m / 8 of the least binade's first value, but `normal` is (8 + m) / 16 of it. Twice
+  // that less one is exact, and the smaller of the two; for the other codes it is the larger one.
   const float normal = float_of(base + (magnitude << 20));
-  const float subnormal = float_of(base + ((magnitude + 8) << 20)) - float_of(base + (8u << 20));
-  const float x = magnitude < 8 ? subnormal : normal;
-  return Code::kSigned && (code & 0x80) ? -x : x;
+  const float x = min_or_nan(fma(2.0f, normal, -least), normal);
+  return Code::kSigned ? float_of(bits_of(x) | (code & 0x80u) << 24) : x;
 }
 
 }  // namespace ak

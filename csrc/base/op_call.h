@@ -54,7 +54,7 @@ class OpCall {
   }
   // Declares memory known only by its address.
   void reach(ArgName name, const void* data, int64_t bytes, bool writable) {
-    if (Target::kLooks) target_.show(name, data, static_cast<size_t>(bytes), true, writable);
+    if (Target::kLooks) target_.show(name, data, static_cast<size_t>(bytes), true, writable, 2);
   }
   const float* scalar(ArgName name, const Tensor& t) {
     check_one_element(op_, name, t, ScalarType::Float);
@@ -132,7 +132,7 @@ class OpCall {
 
   void show(ArgName name, const Tensor& t, bool holds_values, bool writable) {
     check_place(name, t);
-    if (Target::kLooks) target_.show(name, t.const_data_ptr(), bytes_of_span(t), holds_values, writable);
+    if (Target::kLooks) target_.show(name, t.const_data_ptr(), bytes_of_span(t), holds_values, writable, t.element_size());
   }
 
   const char* op_;

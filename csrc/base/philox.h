@@ -27,9 +27,10 @@ AK_HD Philox4 philox4x32_10(Philox4 counter, uint64_t key) {
 
 // Random bits for stochastic rounding: eight 16-bit numbers per call, for elements 8 * group .. 8 * group + 7 of
 // parameter `param` at step `step`. They depend on the element alone, not on who computes it, so sharded and restarted
-// runs round identically.
-AK_HD Philox4 rounding_bits(uint64_t seed, uint32_t step, uint32_t param, uint64_t group) {
-  return philox4x32_10({{static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32), param, step}}, seed);
+// runs round identically. Stream 0 is for the weight, stream 1 + k for moment k in 8 bits.
+AK_HD Philox4 rounding_bits(uint64_t seed, uint32_t step, uint32_t param, uint64_t group, uint32_t stream = 0) {
+  const uint32_t high = static_cast<uint32_t>(group >> 32) | stream << 24;
+  return philox4x32_10({{static_cast<uint32_t>(group), high, param, step}}, seed);
 }
 
 // Number `lane` (0..7) of the eight.

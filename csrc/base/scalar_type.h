@@ -22,6 +22,10 @@ inline const char* dtype_name(ScalarType dtype) {
       return "float32";
     case ScalarType::Double:
       return "float64";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Char:
+      return "int8";
     case ScalarType::Short:
       return "int16";
     case ScalarType::Int:

@@ -63,4 +63,9 @@ AK_HD float join_master(T weight, int16_t remainder) {
   return from_wide_code<T>(upper + borrow);
 }
 
+template <typename T>
+AK_HD float join_master(T weight, int8_t upper_remainder) {
+  return join_master(weight, static_cast<int16_t>(upper_remainder * 256));
+}
+
 }  // namespace ak

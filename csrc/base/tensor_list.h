@@ -8,10 +8,21 @@
 
 namespace ak {
 
-// Number of launches for a list, with Args::kTensors tensors per launch; empty tensors do not count.
+// True for the entries of a list that its launches take: those that are not empty and, if Args has takes(entry), for
+// which that is true.
+template <class Args, class Entry>
+bool takes(const Entry& entry) {
+  if constexpr (requires { Args::takes(entry); }) {
+    return entry.numel > 0 && Args::takes(entry);
+  } else {
+    return entry.numel > 0;
+  }
+}
+
+// Number of launches for a list, with Args::kTensors tensors per launch.
 template <class Args, class Entry>
 int launch_count(std::span<const Entry> entries) {
-  const int64_t places = std::count_if(entries.begin(), entries.end(), [](const Entry& e) { return e.numel > 0; });
+  const int64_t places = std::count_if(entries.begin(), entries.end(), takes<Args, Entry>);
   return static_cast<int>((places + Args::kTensors - 1) / Args::kTensors);
 }
 
@@ -47,7 +58,7 @@ class LaunchPlan {
     map.units = 0;
     for (; next_ < entries_.size() && map.tensors < Args::kTensors; next_++) {
       const Entry& entry = entries_[next_];
-      if (entry.numel == 0) continue;
+      if (!takes<Args>(entry)) continue;
       const int place = map.tensors;
       map.numel[place] = entry.numel;
       map.units += static_cast<uint32_t>((entry.numel + unit_ - 1) / unit_);

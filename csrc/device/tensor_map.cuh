@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/config.h"
 #include "device/memo.h"
 #include "device/platform.cuh"
 #include "device/status.h"
@@ -20,20 +21,21 @@ constexpr uint32_t row_bytes(Swizzle swizzle) {
   return swizzle == Swizzle::k32 ? 32 : swizzle == Swizzle::k64 ? 64 : 128;
 }
 
-/// Tensor of 2 or 3 dimensions, innermost first, which is contiguous, and the box. Base and strides are multiples of 16
+/// Tensor of 2 to 4 dimensions, innermost first, which is contiguous, and the box. Base and strides are multiples of 16
 /// bytes.
 ///
 /// cuda.h also derives each stride from the one before it: stride[0] >= size[0], stride[1] >= stride[0] * size[1]. The
 /// driver is not known to check this, and some maps of gemm_sm90 rely on that: phases and the halves of swiglu, whose
 /// matrices begin within each other's rows, and tensors that the caller laid out so (a batch between the rows, a
-/// residual of overlapping windows). If a driver refuses such a map, gemm/glue.cpp takes gemm_sm80.
+/// residual of overlapping windows). If a driver refuses such a map, gemm/launch.h takes gemm_sm80. ragged_lines()
+/// relies on it, too.
 struct TensorMapSpec {
   const void* base;
   ElementType type;
   int rank;
-  uint64_t size[3];    ///< elements
-  uint64_t stride[2];  ///< elements, of dimensions 1 and 2
-  uint32_t box[3];     ///< elements, at most 256
+  uint64_t size[4];    ///< elements
+  uint64_t stride[3];  ///< elements, of dimensions 1 to 3
+  uint32_t box[4];     ///< elements, at most 256
   Swizzle swizzle = Swizzle::k128;
 
   bool operator==(const TensorMapSpec&) const = default;
@@ -43,6 +45,24 @@ struct TensorMapSpec {
     return h;
   }
 };
+
+/// Lines of a matrix, `ld` elements apart, as a tensor whose bounds the coordinates of a box choose: the box at (x,
+/// ragged_line(line, end), kRaggedLines, end) begins at line `line` and is out of bounds from line `end` on. Its last
+/// two dimensions add kRaggedLines (2^34 - ld) and end ld elements to the address; the first sum is -kRaggedLines ld
+/// modulo 2^64 bytes. `line` may be up to kRaggedLines before `end`. After triton/tools/ragged_tma.py.
+inline constexpr int kRaggedLines = 1 << 30;
+inline TensorMapSpec ragged_lines(const void* base, ElementType type, int columns, int64_t ld, uint32_t box_columns,
+                                  uint32_t box_lines) {
+  constexpr uint64_t kAny = INT32_MAX;
+  const auto pitch = static_cast<uint64_t>(ld);
+  return {base,
+          type,
+          4,
+          {static_cast<uint64_t>(columns), kRaggedLines, kAny, kAny},
+          {pitch, (uint64_t{1} << 34) - pitch, pitch},
+          {box_columns, box_lines, 1, 1}};
+}
+AK_HD int ragged_line(int line, int end) { return kRaggedLines - end + line; }
 
 }  // namespace ak
 
@@ -79,9 +99,9 @@ inline Status encode_tensor_map(TensorMap* map, const TensorMapSpec& spec) {
                                        CU_TENSOR_MAP_DATA_TYPE_FLOAT32};
   const CUtensorMapSwizzle swizzles[] = {CU_TENSOR_MAP_SWIZZLE_32B, CU_TENSOR_MAP_SWIZZLE_64B,
                                          CU_TENSOR_MAP_SWIZZLE_128B};
-  cuuint64_t size[3], stride[2];
-  cuuint32_t box[3];
-  const cuuint32_t element_stride[3] = {1, 1, 1};
+  cuuint64_t size[4], stride[3];
+  cuuint32_t box[4];
+  const cuuint32_t element_stride[4] = {1, 1, 1, 1};
   for (int i = 0; i < spec.rank; i++) {
     size[i] = spec.size[i];
     box[i] = spec.box[i];

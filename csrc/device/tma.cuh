@@ -19,7 +19,7 @@ AK_DEVICE void prefetch_tensor_map(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/// Loads the box at (x, y, z) to shared address `to`; its bytes complete on `barrier`.
+/// Loads the box at (x, y, z, w) to shared address `to`; its bytes complete on `barrier`.
 AK_DEVICE void tma_load(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
@@ -32,6 +32,13 @@ AK_DEVICE void tma_load(uint32_t to, const TensorMap* map, uint32_t barrier, int
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
           "r"(to),
       "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+AK_DEVICE void tma_load(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y, int z, int w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
 }
 /// tma_load into every block of the cluster whose bit is set in `blocks`, at the same addresses; completes on each
@@ -51,7 +58,7 @@ AK_DEVICE void tma_prefetch(const TensorMap* map, int x, int y, int z) {
                : "memory");
 }
 
-/// Stores the box at shared address `from` to (x, y, z).
+/// Stores the box at shared address `from` to (x, y, z, w).
 AK_DEVICE void tma_store(const TensorMap* map, uint32_t from, int x, int y) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
                "r"(x), "r"(y)
@@ -60,6 +67,11 @@ AK_DEVICE void tma_store(const TensorMap* map, uint32_t from, int x, int y) {
 AK_DEVICE void tma_store(const TensorMap* map, uint32_t from, int x, int y, int z) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map), "r"(from),
                "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+AK_DEVICE void tma_store(const TensorMap* map, uint32_t from, int x, int y, int z, int w) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+               "r"(from), "r"(x), "r"(y), "r"(z), "r"(w)
                : "memory");
 }
 /// tma_store that adds to the tensor (fp32).

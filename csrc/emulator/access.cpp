@@ -14,7 +14,7 @@ void check_alignment(uintptr_t address, std::size_t alignment) {
 }
 
 Shadow& shadow_of(Region& region) {
-  if (!region.shadow) region.shadow = std::make_unique<Shadow>(region.bytes);
+  if (!region.shadow) region.shadow = std::make_unique<Shadow>(region.bytes, region.granule);
   return *region.shadow;
 }
 
@@ -31,16 +31,16 @@ std::string in_shared(uint32_t offset) { return format("shared memory + 0x%x", o
 }  // namespace
 
 void check_initialised(const Region& region, std::size_t offset, std::size_t bytes) {
-  for (std::size_t i = offset; i < offset + bytes; i += kGranule) {
-    if (!region.initialised[i / kGranule]) fail("uninitialised read of " + in_region(region, i));
+  for (std::size_t i = offset; i < offset + bytes; i += region.granule) {
+    if (!region.initialised[i / region.granule]) fail("uninitialised read of " + in_region(region, i));
   }
 }
 
 void mark_written(Region& region, std::size_t offset, std::size_t bytes) {
   if (!region.writable) fail("write to the read-only buffer " + in_region(region, offset));
-  for (std::size_t i = offset; i < offset + bytes; i += kGranule) {
-    region.initialised[i / kGranule] = true;
-    region.written[i / kGranule] = true;
+  for (std::size_t i = offset; i < offset + bytes; i += region.granule) {
+    region.initialised[i / region.granule] = true;
+    region.written[i / region.granule] = true;
   }
 }
 

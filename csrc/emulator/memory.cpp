@@ -11,14 +11,16 @@ GlobalMemory& global_memory() {
   return memory;
 }
 
-Region* GlobalMemory::add(std::string name, void* base, std::size_t bytes, bool initialised, bool writable) {
+Region* GlobalMemory::add(std::string name, void* base, std::size_t bytes, bool initialised, bool writable,
+                           std::size_t granule) {
   auto region = std::make_unique<Region>();
   region->name = std::move(name);
   region->base = static_cast<char*>(base);
   region->bytes = bytes;
   region->writable = writable;
-  region->initialised.assign(bytes / kGranule + 1, initialised);
-  region->written.assign(bytes / kGranule + 1, false);
+  region->granule = granule;
+  region->initialised.assign(bytes / granule + 1, initialised);
+  region->written.assign(bytes / granule + 1, false);
   auto [it, fresh] = regions_.insert_or_assign(reinterpret_cast<uintptr_t>(base), std::move(region));
   last_ = nullptr;
   return it->second.get();

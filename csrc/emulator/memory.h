@@ -17,6 +17,7 @@ struct Region {
   char* base = nullptr;
   std::size_t bytes = 0;
   bool writable = true;
+  std::size_t granule = kGranule;
   std::vector<bool> initialised;   // by granule
   std::vector<bool> written;       // by granule, by kernels only
   std::unique_ptr<Shadow> shadow;  // of the current launch
@@ -25,7 +26,8 @@ struct Region {
 /// All regions. Regions may not overlap.
 class GlobalMemory {
  public:
-  Region* add(std::string name, void* base, std::size_t bytes, bool initialised, bool writable = true);
+  Region* add(std::string name, void* base, std::size_t bytes, bool initialised, bool writable = true,
+              std::size_t granule = kGranule);
   void remove(Region* region);
   void clear() { regions_.clear(); }
   /// The region that contains all `bytes` from `p`; otherwise fails and names the nearest region.
@@ -49,7 +51,7 @@ class Buffer {
       : n_(n), storage_(n * sizeof(T) + offset * sizeof(T) + 768, 0xff) {
     auto start = (reinterpret_cast<uintptr_t>(storage_.data()) + kRedZone + 255) & ~uintptr_t{255};
     data_ = reinterpret_cast<T*>(start) + offset;
-    region_ = global_memory().add(std::move(name), data_, n * sizeof(T), false);
+    region_ = global_memory().add(std::move(name), data_, n * sizeof(T), false, true, sizeof(T) == 1 ? 1 : kGranule);
   }
   Buffer(std::string name, const std::vector<T>& values, std::size_t offset = 0)
       : Buffer(std::move(name), values.size(), offset) {
@@ -64,8 +66,8 @@ class Buffer {
   const T& operator[](std::size_t i) const { return data_[i]; }
   void set(std::size_t i, T value) {
     data_[i] = value;
-    for (std::size_t b = i * sizeof(T); b < (i + 1) * sizeof(T); b += kGranule)
-      region_->initialised[b / kGranule] = true;
+    for (std::size_t b = i * sizeof(T); b < (i + 1) * sizeof(T); b += region_->granule)
+      region_->initialised[b / region_->granule] = true;
   }
   void fill(T value) {
     for (std::size_t i = 0; i < n_; i++) set(i, value);
@@ -74,7 +76,7 @@ class Buffer {
   /// bypassed csrc/device).
   std::string check_written() const {
     for (std::size_t i = 0; i < n_; i++) {
-      if (!region_->written[i * sizeof(T) / kGranule])
+      if (!region_->written[i * sizeof(T) / region_->granule])
         return region_->name + "[" + std::to_string(i) + "] was never written";
     }
     return check_red_zones();

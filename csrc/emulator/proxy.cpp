@@ -68,7 +68,7 @@ void note_async_read(Cta& cta, AsyncRead read) {
 
 void check_async_global_read(Region& region, std::size_t offset, std::size_t bytes) {
   if (!region.shadow) return;  // not accessed in this launch
-  for (std::size_t i = offset; i < offset + bytes; i += kGranule) {
+  for (std::size_t i = offset; i < offset + bytes; i += region.granule) {
     const Access write = region.shadow->last_write(i);
     if (!write) continue;
     const bool generic = machine->clock_of(write.actor()) != nullptr;

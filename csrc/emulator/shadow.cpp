@@ -5,7 +5,8 @@
 
 namespace ak::emu {
 
-Shadow::Shadow(std::size_t bytes) : cells_(static_cast<Cell*>(std::calloc(bytes / kGranule + 1, sizeof(Cell)))) {
+Shadow::Shadow(std::size_t bytes, std::size_t granule)
+    : granule_(granule), cells_(static_cast<Cell*>(std::calloc(bytes / granule + 1, sizeof(Cell)))) {
   if (!cells_) throw std::bad_alloc();
 }
 
@@ -42,8 +43,8 @@ void Shadow::Reads::add(Access mine, const Clock& clock) {
 }
 
 Access Shadow::read(std::size_t offset, std::size_t bytes, const Clock& clock) {
-  const std::size_t end = (offset + bytes + kGranule - 1) / kGranule;
-  for (std::size_t i = offset / kGranule; i < end; i++) {
+  const std::size_t end = (offset + bytes + granule_ - 1) / granule_;
+  for (std::size_t i = offset / granule_; i < end; i++) {
     Cell& cell = cells_[i];
     if (cell.write && !clock.knows(cell.write.actor(), cell.write.epoch)) return cell.write;
     note_read(cell, clock);
@@ -52,13 +53,13 @@ Access Shadow::read(std::size_t offset, std::size_t bytes, const Clock& clock) {
 }
 
 Shadow::Conflict Shadow::write(std::size_t offset, std::size_t bytes, const Clock& clock, Access as) {
-  const std::size_t end = (offset + bytes + kGranule - 1) / kGranule;
-  for (std::size_t i = offset / kGranule; i < end; i++) {
+  const std::size_t end = (offset + bytes + granule_ - 1) / granule_;
+  for (std::size_t i = offset / granule_; i < end; i++) {
     Cell& cell = cells_[i];
     const bool both_atomic = as.atomic() && cell.write.atomic();
     if (cell.write && !both_atomic && !clock.knows(cell.write.actor(), cell.write.epoch)) return {cell.write, true};
     Access racing{};
-    for_each_read(i * kGranule, [&](Access a) {
+    for_each_read(i * granule_, [&](Access a) {
       if (!clock.knows(a.actor(), a.epoch)) racing = a;
     });
     if (racing) return {racing, false};

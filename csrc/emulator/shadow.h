@@ -1,6 +1,6 @@
 #pragma once
-// Shadow memory: the last write and the reads of each 2-byte granule within one launch. Accesses to the two bytes of a
-// granule by two threads are reported as a race, but no kernel stores single bytes.
+// Shadow memory: the last write and the reads of each granule within one launch. A granule is 2 bytes, or 1 in memory
+// whose elements are bytes: accesses to two bytes of one granule by two threads count as a race.
 #include <cstddef>
 #include <cstdlib>
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace ak::emu {
 
-inline constexpr std::size_t kGranule = 2;
+inline constexpr std::size_t kGranule = 2;  // of shared memory, and of global memory unless its elements are bytes
 
 /// An access: actor and epoch. Actors are stored plus one, so that zero bytes mean no access.
 struct Access {
@@ -30,7 +30,7 @@ struct Access {
 
 class Shadow {
  public:
-  explicit Shadow(std::size_t bytes);
+  explicit Shadow(std::size_t bytes, std::size_t granule = kGranule);
 
   /// Records a read by `clock`'s thread; returns the earlier write that it races with, if any.
   Access read(std::size_t offset, std::size_t bytes, const Clock& clock);
@@ -42,11 +42,11 @@ class Shadow {
   /// write); returns the earlier access that it races with, if any.
   Conflict write(std::size_t offset, std::size_t bytes, const Clock& clock, Access as);
 
-  Access last_write(std::size_t offset) const { return cells_[offset / kGranule].write; }
+  Access last_write(std::size_t offset) const { return cells_[offset / granule_].write; }
   /// Calls `visit(access)` for every recorded read of the granule at `offset`.
   template <class Visit>
   void for_each_read(std::size_t offset, Visit visit) const {
-    const Cell& cell = cells_[offset / kGranule];
+    const Cell& cell = cells_[offset / granule_];
     if (cell.read.actor_plus_1 == kMany) {
       for (Access a : many_[cell.read.epoch].all) visit(a);
     } else if (cell.read) {
@@ -75,6 +75,7 @@ class Shadow {
 
   void note_read(Cell& cell, const Clock& clock);
 
+  std::size_t granule_;
   std::unique_ptr<Cell[], Free> cells_;  // from calloc: untouched pages cost nothing
   std::vector<Reads> many_;
 };

@@ -10,7 +10,7 @@ struct alignas(64) TensorMap {
 
 inline Status make_tensor_map(TensorMap* map, const TensorMapSpec& spec) {
   const uint64_t element = bytes_of(spec.type);
-  bool ok = (spec.rank == 2 || spec.rank == 3) && reinterpret_cast<uintptr_t>(spec.base) % 16 == 0 &&
+  bool ok = spec.rank >= 2 && spec.rank <= 4 && reinterpret_cast<uintptr_t>(spec.base) % 16 == 0 &&
             spec.box[0] * element == row_bytes(spec.swizzle);
   for (int i = 0; i < spec.rank && ok; i++) {
     ok = spec.size[i] >= 1 && spec.size[i] <= uint64_t{1} << 32 && spec.box[i] >= 1 && spec.box[i] <= 256;

@@ -19,7 +19,9 @@ struct BoxCopy {
   Box at;
   uint32_t shared;  // offset of the box
 
-  uint32_t row_count() const { return spec.box[1] * (spec.rank == 3 ? spec.box[2] : 1); }
+  uint32_t row_count() const {
+    return spec.box[1] * (spec.rank > 2 ? spec.box[2] : 1) * (spec.rank > 3 ? spec.box[3] : 1);
+  }
   uint32_t element() const { return bytes_of(spec.type); }
   uint32_t bytes() const { return row_count() * row_bytes(spec.swizzle); }
 
@@ -29,18 +31,23 @@ struct BoxCopy {
     uint32_t first, last;
   };
   Row row(uint32_t r) const {
-    const int64_t y = at.y + static_cast<int64_t>(r % spec.box[1]),
-                  z = spec.rank == 3 ? at.z + static_cast<int64_t>(r / spec.box[1]) : 0;
-    const auto inside = [](int64_t i, uint64_t size) { return i >= 0 && i < static_cast<int64_t>(size); };
+    const int64_t at_outer[] = {at.y, at.z, at.w};
+    int64_t outer[3] = {};  // coordinates of the row
     Row result{nullptr, 0, 0};
-    if (!inside(y, spec.size[1]) || (spec.rank == 3 && !inside(z, spec.size[2]))) return result;
+    for (int i = 1; i < spec.rank; i++) {
+      outer[i - 1] = at_outer[i - 1] + static_cast<int64_t>(r % spec.box[i]);
+      r /= spec.box[i];
+      if (outer[i - 1] < 0 || outer[i - 1] >= static_cast<int64_t>(spec.size[i])) return result;
+    }
     const int64_t width = static_cast<int64_t>(spec.size[0]) - at.x;
     if (width <= 0) return result;
     result.first = at.x < 0 ? static_cast<uint32_t>(std::min<int64_t>(-static_cast<int64_t>(at.x), spec.box[0])) : 0;
     result.last = static_cast<uint32_t>(std::min<int64_t>(width, spec.box[0]));
-    const int64_t index = at.x + y * static_cast<int64_t>(spec.stride[0]) +
-                          z * (spec.rank == 3 ? static_cast<int64_t>(spec.stride[1]) : 0);
-    result.global = static_cast<char*>(const_cast<void*>(spec.base)) + index * static_cast<int64_t>(element());
+    // Addresses wrap at 64 bits: only coordinates are checked, so a sum may leave memory and come back
+    // (ragged_lines()).
+    auto index = static_cast<uint64_t>(static_cast<int64_t>(at.x));
+    for (int i = 1; i < spec.rank; i++) index += static_cast<uint64_t>(outer[i - 1]) * spec.stride[i - 1];
+    result.global = reinterpret_cast<char*>(reinterpret_cast<uint64_t>(spec.base) + index * element());
     return result;
   }
   /// Offset in shared memory of element e of row r. The pattern follows the address, which starts at kSharedBase.

@@ -9,7 +9,7 @@ namespace ak {
 namespace emu {
 
 struct Box {
-  int x, y, z;
+  int x, y, z, w = 0;
 };
 void tma_load(uint32_t to, const TensorMap& map, uint32_t barrier, Box at, uint32_t blocks);
 void tma_prefetch(const TensorMap& map, Box at);
@@ -23,9 +23,9 @@ void bulk_wait(uint32_t allowed, bool read_only);
 }  // namespace emu
 
 inline void prefetch_tensor_map(const TensorMap*) { emu::enter("prefetch_tensor_map"); }
-inline void tma_load(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y, int z = 0) {
+inline void tma_load(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y, int z = 0, int w = 0) {
   emu::enter("tma_load");
-  emu::tma_load(to, *map, barrier, {x, y, z}, 1u << emu::current->cta->rank);
+  emu::tma_load(to, *map, barrier, {x, y, z, w}, 1u << emu::current->cta->rank);
 }
 inline void tma_load_multicast(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y, int z,
                                uint16_t blocks) {
@@ -36,9 +36,9 @@ inline void tma_prefetch(const TensorMap* map, int x, int y, int z) {
   emu::enter("tma_prefetch");
   emu::tma_prefetch(*map, {x, y, z});
 }
-inline void tma_store(const TensorMap* map, uint32_t from, int x, int y, int z = 0) {
+inline void tma_store(const TensorMap* map, uint32_t from, int x, int y, int z = 0, int w = 0) {
   emu::enter("tma_store");
-  emu::tma_store(*map, from, {x, y, z}, false);
+  emu::tma_store(*map, from, {x, y, z, w}, false);
 }
 inline void tma_reduce_add(const TensorMap* map, uint32_t from, int x, int y, int z = 0) {
   emu::enter("tma_reduce_add");

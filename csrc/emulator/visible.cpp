@@ -7,7 +7,8 @@ namespace {
 
 void mark(Region& region, const char* begin, std::size_t bytes, bool initialised) {
   const auto first = static_cast<std::size_t>(begin - region.base);
-  for (std::size_t b = first; b < first + bytes; b += kGranule) region.initialised[b / kGranule] = initialised;
+  for (std::size_t b = first; b < first + bytes; b += region.granule)
+    region.initialised[b / region.granule] = initialised;
 }
 
 }  // namespace
@@ -16,7 +17,8 @@ VisibleMemory::~VisibleMemory() {
   for (Region* region : regions_) global_memory().remove(region);
 }
 
-void VisibleMemory::add(std::string name, const void* data, std::size_t bytes, bool initialised, bool writable) {
+void VisibleMemory::add(std::string name, const void* data, std::size_t bytes, bool initialised, bool writable,
+                        std::size_t granule) {
   if (bytes == 0) return;
   char* const begin = const_cast<char*>(static_cast<const char*>(data));
   Region whole;  // merged with all overlapping regions
@@ -33,15 +35,16 @@ void VisibleMemory::add(std::string name, const void* data, std::size_t bytes, b
     whole.base = std::min(whole.base, r.base);
     end = std::max(end, r.base + r.bytes);
     whole.writable |= r.writable;
+    granule = std::min(granule, r.granule);
     merged.push_back(std::move(r));
     global_memory().remove(*it);
   }
   regions_.erase(others, regions_.end());
   whole.bytes = static_cast<std::size_t>(end - whole.base);
-  Region* region = global_memory().add(whole.name, whole.base, whole.bytes, false, whole.writable);
+  Region* region = global_memory().add(whole.name, whole.base, whole.bytes, false, whole.writable, granule);
   for (const Region& r : merged) {
-    for (std::size_t b = 0; b < r.bytes; b += kGranule)
-      mark(*region, r.base + b, kGranule, r.initialised[b / kGranule]);
+    for (std::size_t b = 0; b < r.bytes; b += r.granule)
+      mark(*region, r.base + b, r.granule, r.initialised[b / r.granule]);
   }
   mark(*region, begin, bytes, initialised);
   regions_.push_back(region);

@@ -16,8 +16,9 @@ class VisibleMemory {
   VisibleMemory& operator=(const VisibleMemory&) = delete;
   ~VisibleMemory();
 
-  /// Adds memory. `initialised`: the bytes hold values; overrides earlier calls.
-  void add(std::string name, const void* data, std::size_t bytes, bool initialised, bool writable);
+  /// Adds memory. `initialised`: the bytes hold values; overrides earlier calls. `granule`: 1 if its elements are bytes.
+  void add(std::string name, const void* data, std::size_t bytes, bool initialised, bool writable,
+           std::size_t granule = kGranule);
   /// Marks bytes, added before, as initialized.
   void set_initialised(const void* data, std::size_t bytes);
 

@@ -63,6 +63,23 @@ struct GemmProblem {
   GemmEpilogue epilogue;
 };
 
+/// A product for each group of rows of A and C, or of terms. A group's range ends before `offs[group]`, an end in device
+/// memory that is clamped to [previous end, m or k], and begins at the end of the one before; ranges may be empty.
+///
+/// Rows: `product` has all rows, group g takes B + g batch_stride_b and a bias at g bias.batch_stride, and rows of C (and
+/// of z) behind the last end are zero. Sums: `product` has all terms, and C + g c.batch_stride takes the product over
+/// those of group g, which is 0 without terms; with `accumulate` such a C is not touched. Its `batch` is 1.
+struct GroupedProblem {
+  GemmProblem product;
+  bool sums;
+  int groups;
+  const int32_t* offs;
+  int64_t offs_stride;
+};
+
+/// The grouped product on the CPU, under the same conditions.
+Status grouped_gemm_cpu(const GroupedProblem& problem, Stream stream);
+
 /// Scratch of split products. `counters` must be 0 before the launch and are 0 again after it; `partials` need not be
 /// initialized. Concurrent products need separate scratch.
 struct GemmScratch {

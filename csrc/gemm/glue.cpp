@@ -11,7 +11,7 @@
 #include "base/op_call.h"
 #include "gemm/call.h"
 #include "gemm/column_sums.h"
-#include "gemm/operand.h"
+#include "gemm/glue_operand.h"
 #ifdef AK_ON_CPU
 #include "base/cpu/column_sums.h"
 #include "base/cpu/isa.h"
@@ -22,46 +22,11 @@
 namespace ak {
 namespace {
 
-int as_int(const char* op, int64_t size) {
-  AK_CHECK(size <= kMostGemmSize, op, ": a size is ", size, "; accepted: at most ", kMostGemmSize);
-  return static_cast<int>(size);
-}
-
-// 0 if a batch has one matrix.
-int64_t batch_stride_of(const Tensor& t) { return t.dim() == 3 && t.size(0) > 1 ? t.stride(0) : 0; }
-
-GemmValues values_of(const Tensor& t, void* data) {
-  const int64_t d = t.dim();
-  return {data, dtype_of(t.scalar_type()), t.stride(d - 2), t.stride(d - 1), batch_stride_of(t)};
-}
-
-// An operand that is contiguous along one of its dimensions.
-struct Operand {
-  Tensor tensor;  // keeps a copy alive
-  GemmOperand lies;
-
-  // `k_dim` is the dimension, of the last two, that is summed over.
-  Operand(const Tensor& t, int64_t k_dim) : tensor(t) {
-    auto as_given = layout(k_dim);
-    if (!as_given) {
-      tensor = torch::stable::contiguous(t);
-      as_given = layout(k_dim);
-    }
-    lies = *as_given;
-  }
-
- private:
-  std::optional<GemmOperand> layout(int64_t k_dim) const {
-    const int64_t d = tensor.dim(), other = k_dim == d - 1 ? d - 2 : d - 1;
-    return gemm_operand(tensor.size(k_dim), tensor.stride(k_dim), tensor.size(other), tensor.stride(other));
-  }
-};
-
 // One call: its operands, and the problem that they make.
 struct Call {
   const char* op;
   OpCall target;
-  Operand a, b;
+  TensorOperand a, b;
   GemmProblem problem{};
   std::vector<Tensor> copies;  // alive until the kernel of the CPU has run
 
@@ -80,8 +45,8 @@ struct Call {
     if (batch_invariant && problem.k % 8 == 0 &&
         !gemm_sm90_reads(a.tensor.const_data_ptr(), a.lies.ld, batch_stride_of(a.tensor))) {
       const Tensor rows = torch::stable::contiguous(a_in);
-      a = Operand(reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 == 0 ? rows : torch::stable::clone(rows),
-                  d - 1);
+      a = TensorOperand(
+          reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 == 0 ? rows : torch::stable::clone(rows), d - 1);
     }
 #endif
   }
@@ -242,8 +207,8 @@ Tensor run_syrk(const Tensor& a, const Tensor& b, std::optional<Tensor> c, doubl
   Call call(op, a, torch::stable::transpose(b, -2, -1), false);
   if (call.a.lies.k_contiguous != call.b.lies.k_contiguous) {
     const int64_t d = a.dim();
-    call.a = Operand(torch::stable::contiguous(a), d - 1);
-    call.b = Operand(torch::stable::transpose(torch::stable::contiguous(b), -2, -1), d - 2);
+    call.a = TensorOperand(torch::stable::contiguous(a), d - 1);
+    call.b = TensorOperand(torch::stable::transpose(torch::stable::contiguous(b), -2, -1), d - 2);
   }
   call.problem.symmetric = true;
   GemmEpilogue& e = call.problem.epilogue;

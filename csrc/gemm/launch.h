@@ -20,14 +20,46 @@ inline GemmRates& gemm_rates(const Tensor& on) {
   return rates[static_cast<size_t>(on.get_device_index()) % rates.size()];
 }
 
+/// The chip of a call, with the kernels that this build has for it.
+inline GemmChip chip_of(const OpCall& call, const GemmRates& rates) {
+  const GpuProperties gpu = call.target().properties();
+  GemmChip chip{.sm_count = gpu.sm_count, .capability = gpu.capability, .rates = rates};
+#ifndef AK_HAS_SM90a
+  chip.sm90 = false;
+#endif
+#ifndef AK_HAS_GEMM_SM80
+  chip.sm80 = false;
+#endif
+  return chip;
+}
+
+/// The kernels need a k of at least 1: eight zeros, along k or across it, give the same sums as none.
+inline void sum_over_zeros(OpCall& call, GemmProblem& q, bool along_k = true) {
+  constexpr int kZeros = 8;
+  const auto pitch = [](int x) { return (x + kZeros - 1) / kZeros * kZeros; };
+  const size_t bytes = size_t{2 * kZeros} * static_cast<size_t>(pitch(std::max(q.m, q.n)));
+  q.a = q.b = call.scratch(bytes, bytes);
+  q.k = kZeros;
+  q.ld_a = along_k ? kZeros : pitch(q.m);
+  q.ld_b = along_k ? kZeros : pitch(q.n);
+  q.m_major_a = q.n_major_b = !along_k;
+  q.batch_stride_a = q.batch_stride_b = 0;
+}
+
+[[noreturn]] inline void fail_without_kernel(const OpCall& call) {
+  fail(call.op(),
+       ": this build has no GEMM kernel for this GPU and these operands; with AMP_KERNELS_BACKEND=triton another one "
+       "serves");
+}
+
 class GemmLaunch {
  public:
   explicit GemmLaunch(OpCall& call) : call_(call) {}
 
   void run(GemmProblem q, const GemmRates& rates) {
-    if (q.k == 0) sum_over_zeros(q);
+    if (q.k == 0) sum_over_zeros(call_, q);
     const GemmRequest request = request_of(q);
-    GemmChip chip = chip_of(call_.target().properties(), rates);
+    GemmChip chip = chip_of(call_, rates);
     const auto launched = [&] {
       const GemmPlan plan = plan_gemm_once(request, chip);
       return q.type == DType::kFloat16 ? launch<fp16>(q, plan) : launch<bf16>(q, plan);
@@ -38,28 +70,6 @@ class GemmLaunch {
   }
 
  private:
-  static GemmChip chip_of(const GpuProperties& gpu, const GemmRates& rates) {
-    GemmChip chip{.sm_count = gpu.sm_count, .capability = gpu.capability, .rates = rates};
-#ifndef AK_HAS_SM90a
-    chip.sm90 = false;
-#endif
-#ifndef AK_HAS_GEMM_SM80
-    chip.sm80 = false;
-#endif
-    return chip;
-  }
-
-  // The kernels need a k of at least 1: eight zeros give the same sums as none.
-  void sum_over_zeros(GemmProblem& q) {
-    constexpr int kZeros = 8;
-    const size_t bytes = size_t{2 * kZeros} * static_cast<size_t>(std::max(q.m, q.n));
-    q.a = q.b = call_.scratch(bytes, bytes);
-    q.k = kZeros;
-    q.ld_a = q.ld_b = kZeros;
-    q.m_major_a = q.n_major_b = false;
-    q.batch_stride_a = q.batch_stride_b = 0;
-  }
-
   // For the parts of a split product.
   GemmScratch scratch(const GemmScratchSize& size) {
     if (size.partials == 0) return {};
@@ -102,10 +112,57 @@ class GemmLaunch {
       return true;
     }
 #endif
-    fail(call_.op(),
-         ": this build has no GEMM kernel for this GPU and these operands; with AMP_KERNELS_BACKEND=triton another "
-         "one serves");
+    fail_without_kernel(call_);
   }
+
+  OpCall& call_;
+};
+
+/// A grouped product, whose A is row-major, or for sums m-major, as B then is n-major. On Hopper unaligned operands are
+/// copied for TMA.
+class GroupedLaunch {
+ public:
+  explicit GroupedLaunch(OpCall& call) : call_(call) {}
+
+  void run(GroupedProblem p, const GemmRates& rates) {
+    if (p.product.k == 0) sum_over_zeros(call_, p.product, !p.sums);
+    const bool launched = p.product.type == DType::kFloat16 ? launch<fp16>(p, rates) : launch<bf16>(p, rates);
+    if (!launched) fail_without_kernel(call_);
+  }
+
+ private:
+  template <class T>
+  bool launch(const GroupedProblem& p, const GemmRates& rates) {
+    [[maybe_unused]] const GemmChip chip = chip_of(call_, rates);
+#ifdef AK_HAS_SM90a
+    if (chip.capability == 90 && on_sm90<T>(p)) return true;
+#endif
+#ifdef AK_HAS_GEMM_SM80
+    if (chip.capability >= 80) {
+      call_.launch(gemm_sm80_grouped<T>, p);
+      return true;
+    }
+#endif
+    return false;
+  }
+
+#ifdef AK_HAS_SM90a
+  // False if gemm_sm90 does not take the problem; no result was computed then.
+  template <class T>
+  bool on_sm90(const GroupedProblem& p) {
+    GemmProblem lies = p.product;
+    if (!p.sums) lies.batch = p.groups;
+    GroupedProblem taken = p;
+    const size_t bytes = gemm_repack_bytes(lies);
+    if (bytes > 0) taken.product = gemm_repacked(lies, call_.scratch(bytes));
+    if (gemm_sm90_refuses_groups(taken)) return false;
+    if (bytes > 0) call_.launch(gemm_repack, lies, taken.product);
+    const Status status = call_.try_launch(gemm_sm90_grouped<T>, taken);
+    if (std::string_view(status.message) == kGemmSm90HasNoMap) return false;
+    call_.check(status);
+    return true;
+  }
+#endif
 
   OpCall& call_;
 };

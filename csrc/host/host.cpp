@@ -149,7 +149,7 @@ std::tuple<py::array_t<uint8_t>, py::array_t<uint8_t>> encode_block8(
     for (py::ssize_t b = 0; b < exponents.size(); ++b) {
       const float* in = x.data() + b * kBlock8;
       uint32_t largest = 0;
-      for (int i = 0; i < kBlock8; ++i) largest = std::max(largest, bits_of(in[i]) & 0x7fffffffu);
+      for (int i = 0; i < kBlock8; ++i) largest = larger(largest, bits_of(abs(in[i])));
       const uint32_t exponent = block8_exponent<Code>(largest);
       exponents.mutable_data()[b] = static_cast<uint8_t>(exponent);
       for (int i = 0; i < kBlock8; ++i) {

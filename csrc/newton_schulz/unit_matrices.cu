@@ -1,8 +1,8 @@
 // unit_matrices: the sums of squares of all rows, then all rows divided by the norms of their matrices.
 //
-// Work: every element is read twice and written once in 16 bits: 6 (16-bit) or 10 bytes (fp32) an element, of which the
-// second read of a small stack comes from L2. One fma of float64 an element, which is half an fp32 one on sm_80 and
-// sm_90, and one multiplication.
+// Work: every element is read twice and written once in 16 bits: 6 (16-bit) or 10 bytes (fp32) an element. The second
+// read begins at the end of the stack, which is still in L2. One fma of float64 an element, which is half an fp32 one on
+// sm_80 and sm_90, and one multiplication.
 // Plan: a warp per row, adjacent lanes on adjacent columns; the second kernel takes kRowsPerBlock rows a block, since
 // each block first adds the sums of all rows of its matrix, 8 bytes a row. Trap: the order of the sums is that of
 // newton_schulz/formula.h, whatever the batch.
@@ -44,13 +44,14 @@ scale_rows_kernel(AK_PARAM(UnitMatrices) call) {
   wait_for_previous_kernel();
   allow_next_kernel();
   const int blocks = (call.out_rows + kRowsPerBlock - 1) / kRowsPerBlock;
-  const int64_t batch = block_index() / blocks;
+  const int strip = grid_blocks() - 1 - block_index();
+  const int64_t batch = strip / blocks;
   double sum = 0.0;
   for (int row = thread_index(); row < call.rows; row += kUnitThreads)
     sum += load(call.row_sums + batch * call.rows + row);
   const double factor = unit_factor(block_sum<kUnitThreads>(sum), call.eps);
   for (int i = 0; i < kRowsPerBlock / kWarps; i++) {
-    const int row = block_index() % blocks * kRowsPerBlock + i * kWarps + warp_index();
+    const int row = strip % blocks * kRowsPerBlock + i * kWarps + warp_index();
     if (row >= call.out_rows) return;
     const int64_t begin = batch * call.batch_stride + row * call.row_stride;
     uint16_t* const out = call.out + (batch * call.out_rows + row) * call.out_columns;

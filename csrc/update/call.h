@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/argument_stack.h"
+#include "base/block8.h"
 #include "base/tensor_table.h"
 #include "update/rule.h"
 #include "update/update.h"
@@ -113,6 +114,18 @@ struct Block {
   DType shadow_dtype, moment_dtypes[kMaxMoments];
 };
 
+// Moments in 8 bits: a code an element, then an exponent for each 32 codes.
+inline int64_t codes_of(const BlockBuffer& moment) { return moment.size / (kBlock8 + 1) * kBlock8; }
+
+// `first`: moment 0 of the block.
+inline void check_moment(const char* op, const BlockBuffer& moment, const BlockBuffer& first) {
+  const bool in_8_bits = moment.dtype == ScalarType::Byte;
+  AK_CHECK(in_8_bits == (first.dtype == ScalarType::Byte), op, ": ", moment.name, " is ", dtype_name(moment.dtype),
+           " and ", first.name, " ", dtype_name(first.dtype), "; accepted: uint8 for all moments of a block, or none");
+  AK_CHECK(!in_8_bits || moment.size % (kBlock8 + 1) == 0, op, ": ", moment.name, " is uint8 and has ", moment.size,
+           " elements; accepted: a multiple of ", kBlock8 + 1, ", a byte an element and one for each ", kBlock8);
+}
+
 template <typename Rule>
 std::vector<Block> blocks_of(const UpdateCall& call) {
   std::vector<Block> blocks;
@@ -127,10 +140,26 @@ std::vector<Block> blocks_of(const UpdateCall& call) {
                       {}});
     for (size_t k = 0; k < Rule::kMoments; ++k) {
       const BlockBuffer& moment = blocks[b].moments.emplace_back("moments", call.moments, k * call.steps.size() + b);
-      blocks[b].moment_dtypes[k] = dtype_of(moment.dtype);
+      if (moment.dtype != ScalarType::Byte) blocks[b].moment_dtypes[k] = dtype_of(moment.dtype);
+      if (moment.size > 0) check_moment(call.op(), moment, blocks[b].moments[0]);
     }
   }
   return blocks;
+}
+
+inline uint8_t* exponents_of(const char* op, ArgName param, const BlockBuffer& moment, const TableRow& row) {
+  const int64_t codes = codes_of(moment);
+  AK_CHECK(row.offset % kBlock8 == 0, op, ": ", param, " begins at element ", row.offset, " of ", moment.name,
+           ", which is uint8; accepted: a multiple of ", kBlock8);
+  AK_CHECK(row.numel <= codes - row.offset, op, ": ", param, " needs ", row.numel, " elements from element ",
+           row.offset, " of ", moment.name, " on, which has ", codes, " and their exponents");
+  return reinterpret_cast<uint8_t*>(moment.data) + codes + row.offset / kBlock8;
+}
+
+inline Master master_kind(ScalarType dtype) {
+  return dtype == ScalarType::Short  ? Master::kSplit
+         : dtype == ScalarType::Char ? Master::kSplit24
+                                     : Master::kFloat32;
 }
 
 // The parameter of a row whose addresses, size and dtypes are known to be right.
@@ -141,8 +170,7 @@ Param param_of(const UpdateCall& call, const std::vector<Block>& blocks, const T
   const int64_t count = static_cast<int64_t>(blocks.size()), groups = static_cast<int64_t>(call.flags.size());
   AK_CHECK(row.block >= 0 && row.block < count, op, ": ", place, " names block ", row.block, "; there are ", count);
   AK_CHECK(row.group >= 0 && row.group < groups, op, ": ", place, " names group ", row.group, "; there are ", groups);
-  AK_CHECK(row.index >= 0 && row.index <= UINT32_MAX, op, ": ", place, " has index ", row.index, "; accepted: 0 to ",
-           UINT32_MAX);
+  AK_CHECK(row.index >= 0, op, ": ", place, " has index ", row.index, "; accepted: 0 to ", INT64_MAX);
   const Block& block = blocks[static_cast<size_t>(row.block)];
   const ScalarType dtype = static_cast<ScalarType>(row.param_dtype);
   const auto piece = [&](const BlockBuffer& buffer, bool optional = true) {
@@ -158,17 +186,20 @@ Param param_of(const UpdateCall& call, const std::vector<Block>& blocks, const T
   p.grad_dtype = dtype_of(static_cast<ScalarType>(row.grad_dtype));
   p.step = static_cast<float*>(block.steps.piece(op, name, row.slot, 1, false));
   for (size_t k = 0; k < Rule::kMoments; ++k) {
-    p.moments[k] = piece(block.moments[k], k >= Rule::kRequiredMoments);
+    const BlockBuffer& moment = block.moments[k];
+    p.moments[k] = piece(moment, k >= Rule::kRequiredMoments);
     p.moment_dtypes[k] = block.moment_dtypes[k];
+    if (p.moments[k] && moment.dtype == ScalarType::Byte) p.exponents[k] = exponents_of(op, name, moment, row);
   }
   p.master = piece(block.master);
-  if (p.master) p.master_kind = block.master.dtype == ScalarType::Short ? Master::kSplit : Master::kFloat32;
+  if (p.master) p.master_kind = master_kind(block.master.dtype);
   p.shadow = piece(block.shadow);
   p.shadow_dtype = block.shadow_dtype;
   p.ema = static_cast<float*>(piece(block.ema));
   p.group = static_cast<int>(row.group);
   p.stochastic = (call.flags[static_cast<size_t>(row.group)] & kStochastic) != 0;
   p.index = static_cast<uint32_t>(row.index);
+  p.first_group = static_cast<uint64_t>(row.index) / (uint64_t{1} << 32) * (kBlock8 / 8);
   AK_CHECK(!p.master || is_half(dtype), op, ": ", name, " is ", dtype_name(dtype),
            " and its block has masters; accepted: float16, bfloat16");
   AK_CHECK(!p.shadow || (dtype == ScalarType::Float && is_half(block.shadow.dtype)), op, ": ", name, " is ",
@@ -301,8 +332,8 @@ std::vector<Param> checked_params(const UpdateCall& call, const CheckPlace& chec
     detail::check_buffers(call, check_place, name, buffers, per_block, dtypes);
   };
   check_buffers("steps", call.steps, 1, {ScalarType::Float});
-  check_buffers("moments", call.moments, Rule::kMoments, {ScalarType::Float, ScalarType::BFloat16});
-  check_buffers("masters", call.masters, 1, {ScalarType::Float, ScalarType::Short});
+  check_buffers("moments", call.moments, Rule::kMoments, {ScalarType::Float, ScalarType::BFloat16, ScalarType::Byte});
+  check_buffers("masters", call.masters, 1, {ScalarType::Float, ScalarType::Short, ScalarType::Char});
   check_buffers("shadows", call.shadows, 1, {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float});
   check_buffers("emas", call.emas, 1, {ScalarType::Float});
   detail::check_numbers<Rule>(call, check_place);

@@ -1,7 +1,6 @@
 // The update ops on the CPU: storage of weights, and the registration of the rules without a stage.
 #include "update/cpu.h"
 
-#include "base/cpu/stochastic.h"
 #include "update/rules.h"
 
 namespace ak {
@@ -17,19 +16,17 @@ StepValues read_scalars(const UpdateCall& call) {
   return {found(found_inf), inverse_scale(scale), clip};
 }
 
-float* load_weights(const Param& p, int64_t at, int64_t n, float* buffer) {
-  if (p.master_kind == Master::kNone) return load_tile(p.param, p.param_dtype, at, n, buffer);
-  if (p.master_kind == Master::kFloat32) return static_cast<float*>(p.master) + at;
-  const int16_t* remainder = static_cast<const int16_t*>(p.master) + at;
-  if (p.param_dtype == DType::kFloat16) {
-    join_span(static_cast<const fp16*>(p.param) + at, remainder, buffer, n);
-  } else {
-    join_span(static_cast<const bf16*>(p.param) + at, remainder, buffer, n);
-  }
-  return buffer;
-}
-
 namespace {
+
+// f of a value of the type of fp16 or bf16.
+template <typename F>
+void with_half(DType dtype, const F& f) {
+  if (dtype == DType::kFloat16) {
+    f(fp16{});
+  } else {
+    f(bf16{});
+  }
+}
 
 AK_SIMD_CLONES void ema_span(float* __restrict average, const float* __restrict weight, int64_t n, float take) {
   for (int64_t i = 0; i < n; ++i) average[i] = ema(average[i], weight[i], take);
@@ -37,18 +34,37 @@ AK_SIMD_CLONES void ema_span(float* __restrict average, const float* __restrict 
 
 }  // namespace
 
-void store_weights(const Param& p, const float* weights, int64_t at, int64_t n, uint64_t seed, uint32_t step) {
-  if (p.master_kind == Master::kSplit) {
-    int16_t* remainder = static_cast<int16_t*>(p.master) + at;
-    if (p.param_dtype == DType::kFloat16) {
-      split_span(weights, static_cast<fp16*>(p.param) + at, remainder, n);
+float* load_weights(const Param& p, int64_t at, int64_t n, float* buffer) {
+  if (p.master_kind == Master::kNone) return load_tile(p.param, p.param_dtype, at, n, buffer);
+  if (p.master_kind == Master::kFloat32) return static_cast<float*>(p.master) + at;
+  with_half(p.param_dtype, [&]<typename T>(T) {
+    const T* weight = static_cast<const T*>(p.param) + at;
+    if (p.master_kind == Master::kSplit) {
+      join_span(weight, static_cast<const int16_t*>(p.master) + at, buffer, n);
     } else {
-      split_span(weights, static_cast<bf16*>(p.param) + at, remainder, n);
+      join_span(weight, static_cast<const int8_t*>(p.master) + at, buffer, n);
     }
+  });
+  return buffer;
+}
+
+void store_weights(const Param& p, const float* weights, int64_t at, int64_t n, const RandomKey& key) {
+  if (p.master_kind == Master::kSplit) {
+    with_half(p.param_dtype, [&]<typename T>(T) {
+      split_span(weights, static_cast<T*>(p.param) + at, static_cast<int16_t*>(p.master) + at, n);
+    });
+    return;
+  }
+  if (p.master_kind == Master::kSplit24) {
+    alignas(64) uint32_t random[kTile];
+    random_numbers(random, at, n, key);
+    with_half(p.param_dtype, [&]<typename T>(T) {
+      split24_span(weights, random, static_cast<T*>(p.param) + at, static_cast<int8_t*>(p.master) + at, n);
+    });
     return;
   }
   if (p.stochastic && p.master_kind == Master::kNone && p.param_dtype != DType::kFloat32) {
-    store_stochastic(weights, p.param, p.param_dtype, at, n, {seed, step, p.index});
+    store_stochastic(weights, p.param, p.param_dtype, at, n, key);
   } else {
     store_tile(weights, p.param, p.param_dtype, at, n);
   }

@@ -9,6 +9,7 @@
 
 #include "base/cpu/arguments.h"
 #include "base/cpu/chunks.h"
+#include "base/cpu/stochastic.h"
 #include "base/cpu/tile.h"
 #include "gradients/clip.h"
 #include "update/call.h"
@@ -27,17 +28,29 @@ StepValues read_scalars(const UpdateCall& call);
 // The fp32 weights [at, at + n), to be changed: in place if they are stored in fp32, else in `buffer`.
 float* load_weights(const Param& p, int64_t at, int64_t n, float* buffer);
 
-// Writes the weight of parameter, remainder and shadow, rounded. `at` is a multiple of 8; `seed` and `step` are part of
-// the key of stochastic rounding.
-void store_weights(const Param& p, const float* weights, int64_t at, int64_t n, uint64_t seed, uint32_t step);
+// Writes the weight of parameter, remainder and shadow, rounded. `at` is a multiple of 8.
+void store_weights(const Param& p, const float* weights, int64_t at, int64_t n, const RandomKey& key);
+
+// Elements [at, at + n) of moment k: in place if it is stored in fp32, else in `buffer`. `at` is a multiple of 32.
+float* load_moment(const Param& p, int k, bool is_unsigned, int64_t at, int64_t n, float* buffer);
+
+// Writes them, rounded. fp32 moments have been changed in place.
+void store_moment(const Param& p, int k, bool is_unsigned, const float* values, int64_t at, int64_t n, RandomKey key);
+
+template <typename Rule>
+void store_moments(const Param& p, float* const* moments, int64_t at, int64_t n, const RandomKey& key) {
+  for (int k = 0; k < Rule::kMoments; ++k) {
+    if (p.moments[k]) store_moment(p, k, is_unsigned<Rule>(k), moments[k], at, n, key);
+  }
+}
 
 // Moves the fp32 averages [at, at + n) of the parameter towards its new weights.
 void update_ema(const Param& p, const float* weights, int64_t at, int64_t n, float take);
 
 // Cuts the parameters into chunks and tiles and calls, for each tile and on several threads, update(index of the
-// parameter, its weights, its gradients, its moments (null if absent), first element, n) and then
-// finish(index of the parameter, its weights, first element, n). The tiles of a chunk come in order, on one thread.
-template <typename Update, typename Finish>
+// parameter, its weights, its gradients, its moments (null if absent), first element, n), which stores the moments, and
+// then finish(index of the parameter, its weights, first element, n). The tiles of a chunk come in order, on one thread.
+template <typename Rule, typename Update, typename Finish>
 void for_each_tile(const std::vector<Param>& params, const Update& update, const Finish& finish) {
   for_each_chunk(make_chunks(params), [&](int64_t, const Chunk& chunk) {
     alignas(64) float buffers[2 + kMaxMoments][kTile];
@@ -47,13 +60,10 @@ void for_each_tile(const std::vector<Param>& params, const Update& update, const
       float* weights = load_weights(p, at, n, buffers[0]);
       const float* grads = load_tile(p.grad, p.grad_dtype, at, n, buffers[1]);
       float* moments[kMaxMoments] = {};
-      for (int k = 0; k < kMaxMoments; ++k) {
-        if (p.moments[k]) moments[k] = load_tile(p.moments[k], p.moment_dtypes[k], at, n, buffers[2 + k]);
+      for (int k = 0; k < Rule::kMoments; ++k) {
+        if (p.moments[k]) moments[k] = load_moment(p, k, is_unsigned<Rule>(k), at, n, buffers[2 + k]);
       }
       update(chunk.tensor, weights, grads, moments, at, n);
-      for (int k = 0; k < kMaxMoments; ++k) {
-        if (p.moments[k]) store_tile(moments[k], p.moments[k], p.moment_dtypes[k], at, n);
-      }
       finish(chunk.tensor, weights, at, n);
     }
   });
@@ -123,7 +133,7 @@ void update_tile(float* const* moments, const Arguments&... arguments) {
 // which also registers the rule.
 template <typename Rule>
 void run_stage(const std::vector<Param>& params, std::vector<SharedByParam<Rule>>& shared, float inv_scale,
-               const StepHalf& half);
+               uint64_t seed, const StepHalf& half);
 
 // One step, or none if it is to be skipped.
 template <typename Rule>
@@ -134,24 +144,28 @@ void take_step(const UpdateCall& call) {
   if (step.skip) return;
   auto shared = begin_step<Rule>(params, call, step.clip);
   if constexpr (kHasStage<Rule>) {
-    run_stage<Rule>(params, shared, step.inv_scale, call.half());
+    run_stage<Rule>(params, shared, step.inv_scale, static_cast<uint64_t>(call.seed), call.half());
     if (!call.second) return;
   }
-  for_each_tile(
+  const auto key_of = [&](size_t i) {
+    return RandomKey{static_cast<uint64_t>(call.seed), shared[i].step, params[i].index, params[i].first_group};
+  };
+  for_each_tile<Rule>(
       params,
-      [&](int64_t i, float* p, const float* g, float* const* moments, int64_t, int64_t n) {
-        const auto& s = shared[static_cast<size_t>(i)];
+      [&](int64_t index, float* p, const float* g, float* const* moments, int64_t at, int64_t n) {
+        const size_t i = static_cast<size_t>(index);
+        const auto& s = shared[i];
         if (Rule::kMoments > Rule::kRequiredMoments && moments[Rule::kMoments - 1]) {
           update_tile<Rule, true>(moments, n, step.inv_scale, s.clip, s.scalars, g, p);
         } else {
           update_tile<Rule, false>(moments, n, step.inv_scale, s.clip, s.scalars, g, p);
         }
+        if constexpr (!kHasStage<Rule>) store_moments<Rule>(params[i], moments, at, n, key_of(i));
       },
-      [&](int64_t i, const float* weights, int64_t at, int64_t n) {
-        const Param& p = params[static_cast<size_t>(i)];
-        const auto& s = shared[static_cast<size_t>(i)];
-        if (p.ema) update_ema(p, weights, at, n, s.ema_take);
-        store_weights(p, weights, at, n, static_cast<uint64_t>(call.seed), s.step);
+      [&](int64_t index, const float* weights, int64_t at, int64_t n) {
+        const size_t i = static_cast<size_t>(index);
+        if (params[i].ema) update_ema(params[i], weights, at, n, shared[i].ema_take);
+        store_weights(params[i], weights, at, n, key_of(i));
       });
 }
 

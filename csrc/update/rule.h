@@ -5,6 +5,7 @@
 //     static constexpr const char* kName = "x_";          // the op's
 //     static constexpr int kMoments = 2;                  // numbers kept of an element between steps, at least one
 //     static constexpr int kRequiredMoments = 1;          // those of every parameter; it has all the others or none
+//     static constexpr uint32_t kUnsigned = 0b10;         // bit k: moment k is never negative; may be left out
 //     static constexpr int kOptions = 3;                  // numbers of a parameter group
 //     struct Options { double lr, ..., weight_decay; };   // of a group: its numbers and flags
 //     static Options options(const double* o, int64_t flags);  // o[0 .. kOptions), declared in amp_kernels/_updates
@@ -34,6 +35,13 @@ namespace ak {
 template <class Rule>
 inline constexpr bool kHasStage = requires { Rule::kHasStage; };
 
+// True if moment k is never negative: then its 8-bit codes have no sign (base/block8.h).
+template <class Rule>
+constexpr bool is_unsigned(int k) {
+  if constexpr (requires { Rule::kUnsigned; }) return (Rule::kUnsigned >> k & 1) != 0;
+  return false;
+}
+
 // Bits of a group's flags. kStochastic: 16-bit parameters without a master are rounded stochastically (base/philox.h).
 enum UpdateFlag : int64_t {
   kMaximize = 1,
@@ -53,6 +61,12 @@ AK_HD double power(double base, uint32_t exponent) {
     base *= base;
   }
   return result;
+}
+
+// The direction of a cautious update: none where it has not the sign of the gradient (Liang et al., "Cautious
+// optimizers: improving training with one line of code", 2024, without the rescaling). NaN stays.
+AK_HD float cautious_direction(float direction, float g, bool cautious) {
+  return cautious && direction * g <= 0.0f ? 0.0f : direction;
 }
 
 }  // namespace ak

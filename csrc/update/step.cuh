@@ -11,12 +11,14 @@
 //
 // Few steps need the extras: an average of the weights, optional moments, stochastic rounding. Their code and registers
 // would slow every step, so update_kernel exists with and without them; one parameter with an extra selects the former.
+// Parameters with moments in 8 bits have a kernel of their own (update/update8.cuh).
 //
 // `Rule` is that of update/rule.h with its tuning, Tuned<Rule> in update/rules/X.cu:
 //   kCommonMoments                  number of moments in the kernel without extras
 //   kMovesMoments                   false: update_kernel finds the moments up to date and does not read the gradient
 //   kBlocksPerSm, kExtrasBlocksPerSm   of update_kernel: blocks at most
 //   kTensors, kExtrasTensors, kPrepareTensors   of a launch of update_kernel and of update_prepare_kernel
+//   kBlocksPerSm8, kTensors8        of update8_kernel
 // and, for a rule with a stage, stage_bytes(params) and stage(StageCall), which runs before update_kernel.
 #pragma once
 #include <algorithm>
@@ -25,40 +27,15 @@
 #include <span>
 #include <type_traits>
 
-#include "base/tensor_list.h"
 #include "device/dependent_launch.cuh"
 #include "device/launch.cuh"
-#include "gradients/clip.h"
-#include "update/ema.h"
-#include "update/rule.h"
-#include "update/update.cuh"
-#include "update/update.h"
+#include "update/arguments.cuh"
+#include "update/update8.cuh"
 
 namespace ak {
 
-template <class Rule>
-struct Tuned;
-
-/// Defaults; the base of Tuned.
-template <class Rule>
-struct Untuned : Rule {
-  static constexpr int kCommonMoments = Rule::kMoments;
-  static constexpr bool kMovesMoments = true;
-};
-
 inline constexpr int kUpdateThreads = 256;
 inline constexpr int kPrepareThreads = 128;
-
-/// The scalars of one parameter, from update_prepare_kernel to update_kernel.
-template <class Rule>
-struct alignas(16) UpdateRow {
-  typename Rule::Scalars scalars;
-  float inv_scale;
-  float clip;  // negative when maximizing
-  // Extras; last, so that the kernel without them need not load them.
-  float ema_take;
-  uint32_t step, index;
-};
 
 /// The parameters of one launch of update_prepare_kernel.
 template <class Rule, int N>
@@ -70,88 +47,9 @@ struct PrepareArgs {
   const double* weight_decay[N];
   float ema_take[N];
   uint32_t index[N];
+  uint64_t first_group[N];
   bool maximize[N];
 };
-
-template <class Rule, bool kExtras>
-inline constexpr int kMomentsOf = kExtras ? Rule::kMoments : Rule::kCommonMoments;
-
-/// Addresses and dtypes of one tensor.
-template <class Rule, bool kExtras>
-struct UpdateOperands {
-  static constexpr int kMoments = kMomentsOf<Rule, kExtras>;
-  const void* grad;
-  void *main, *second;
-  void* moments[kMoments];
-  float* ema;  // null without extras
-  DType grad_dtype, moment_dtypes[kMoments];
-};
-
-/// The averages of one launch.
-template <bool kExtras, int N>
-struct EmaArgs {
-  float* ema[N];
-};
-template <int N>
-struct EmaArgs<false, N> {};
-
-/// The parameters of one launch of update_kernel.
-template <class Rule, bool kExtras, int N>
-struct UpdateArgs {
-  static constexpr int kTensors = N;
-  static constexpr int kMoments = kMomentsOf<Rule, kExtras>;
-  ListMap<N> map;
-  const void* grad[N];
-  void* main[N];
-  void* second[N];
-  void* moments[kMoments][N];
-  EmaArgs<kExtras, N> extras;
-  uint32_t row[N];
-  WeightKind kind[N];
-  DType grad_dtype[N], moment_dtypes[kMoments][N];
-  bool aligned[N];  // every operand to 16 bytes
-
-  void set(int place, const Param& p, size_t position) {
-    const WeightPlace weight = weight_place(p);
-    grad[place] = p.grad;
-    main[place] = weight.main;
-    second[place] = weight.second;
-    kind[place] = weight.kind;
-    row[place] = static_cast<uint32_t>(position);
-    grad_dtype[place] = p.grad_dtype;
-    aligned[place] = vector_aligned(weight.main) && vector_aligned(weight.second);
-    if constexpr (Rule::kMovesMoments) aligned[place] = aligned[place] && vector_aligned(p.grad);
-    for (int m = 0; m < kMoments; m++) {
-      moments[m][place] = p.moments[m];
-      moment_dtypes[m][place] = p.moment_dtypes[m];
-      aligned[place] = aligned[place] && vector_aligned(p.moments[m]);
-    }
-    if constexpr (kExtras) {
-      extras.ema[place] = p.ema;
-      aligned[place] = aligned[place] && vector_aligned(p.ema);
-    }
-  }
-
-  AK_DEVICE UpdateOperands<Rule, kExtras> operands(int tensor) const {
-    UpdateOperands<Rule, kExtras> t;
-    t.grad = grad[tensor];
-    t.main = main[tensor];
-    t.second = second[tensor];
-    t.ema = nullptr;
-    if constexpr (kExtras) t.ema = extras.ema[tensor];
-    t.grad_dtype = grad_dtype[tensor];
-    AK_UNROLL
-    for (int m = 0; m < kMoments; m++) {
-      t.moments[m] = moments[m][tensor];
-      t.moment_dtypes[m] = moment_dtypes[m][tensor];
-    }
-    return t;
-  }
-};
-
-AK_DEVICE bool skipped(const StepDecisions& decisions) {
-  return decisions.found_inf != nullptr && found(load(decisions.found_inf));
-}
 
 template <class Rule, int kThreads, int kTensors>
 AK_KERNEL(kThreads, 1)
@@ -175,6 +73,7 @@ update_prepare_kernel(AK_PARAM(PrepareArgs<Rule, kTensors>) args, AK_PARAM(StepD
   row.ema_take = args.ema_take[i];
   row.step = static_cast<uint32_t>(step);
   row.index = args.index[i];
+  row.first_group = args.first_group[i];
   store(rows + i, row);
 }
 
@@ -221,7 +120,7 @@ AK_DEVICE void update_elements(const UpdateOperands<Rule, kExtras>& t, const Upd
     AK_UNROLL
     for (int m = 0; m < kThere; m++) store_moment(t.moments[m], t.moment_dtypes[m], i, moments[m]);
   }
-  Weight::store(t.main, t.second, i, weight, {seed, row.step, row.index});
+  Weight::store(t.main, t.second, i, weight, row.key(seed));
   if (kExtras && t.ema != nullptr) store_ema(t.ema, i, average, weight, row.ema_take);
 }
 
@@ -256,6 +155,7 @@ template <class Rule>
 struct StageCall {
   std::span<const Param> params;
   const StepDecisions& decisions;
+  uint64_t seed;
   UpdateRow<Rule>* rows;  ///< one for each parameter, filled by update_prepare_kernel; the stage adds its results
   void* scratch;          ///< Rule::stage_bytes(params), aligned to 16 bytes
   StepHalf half;
@@ -282,6 +182,7 @@ Status prepare_rows(std::span<const Param> params, std::span<const ParamGroup<ty
       args.weight_decay[i] = group.weight_decay;
       args.ema_take[i] = ema_take(group.ema_decay);
       args.index[i] = p.index;
+      args.first_group[i] = p.first_group;
       args.maximize[i] = group.maximize;
     }
     const LaunchConfig config{.name = "update_prepare",
@@ -296,9 +197,10 @@ Status prepare_rows(std::span<const Param> params, std::span<const ParamGroup<ty
   return {};
 }
 
-/// True if a parameter needs the kernel with extras.
+/// True if a parameter of update_kernel needs the one with extras.
 template <class Rule>
 bool has_extras(const Param& p) {
+  if (p.in_8_bits()) return false;
   const bool moments = Rule::kMoments > Rule::kCommonMoments && p.moments[Rule::kMoments - 1] != nullptr;
   return moments || p.ema != nullptr || weight_place(p).stochastic();
 }
@@ -319,6 +221,7 @@ template <class Rule>
 int blocks_per_sm(std::span<const Param> params) {
   int64_t elements = 0, bytes = 0;
   for (const Param& p : params) {
+    if (p.in_8_bits()) continue;
     elements += p.numel;
     bytes += p.numel * bytes_read<Rule>(p);
   }
@@ -342,10 +245,13 @@ Status update_params(int resident_blocks, std::span<const Param> params, const S
   return {};
 }
 
-/// Updates every parameter with the kernel that the list needs, as tuned.
+/// Updates every parameter with the kernels that the list needs, as tuned.
 template <class Rule>
 Status update_params_as_tuned(std::span<const Param> params, const StepDecisions& decisions, uint64_t seed,
                               const UpdateRow<Rule>* rows, Stream stream) {
+  const Status status = update_params8<Rule, kUpdateThreads, Rule::kTensors8>(
+      device_sm_count() * Rule::kBlocksPerSm8, params, decisions, seed, rows, stream);
+  if (!status.ok()) return status;
   if (std::any_of(params.begin(), params.end(), has_extras<Rule>)) {
     return update_params<Rule, true, kUpdateThreads, Rule::kExtrasTensors>(device_sm_count() * Rule::kExtrasBlocksPerSm,
                                                                            params, decisions, seed, rows, stream);
@@ -371,7 +277,7 @@ Status update(std::span<const Param> params, std::span<const ParamGroup<typename
   Status status =
       detail::prepare_rows<Kernel, kPrepareThreads, Kernel::kPrepareTensors>(params, groups, decisions, rows, stream);
   if constexpr (kHasStage<Rule>) {
-    if (status.ok()) status = Kernel::stage({params, decisions, rows, rows + params.size(), half, stream});
+    if (status.ok()) status = Kernel::stage({params, decisions, seed, rows, rows + params.size(), half, stream});
   }
   if (!status.ok() || !half.second) return status;
   return detail::update_params_as_tuned<Kernel>(params, decisions, seed, rows, stream);

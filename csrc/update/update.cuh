@@ -127,17 +127,19 @@ enum class WeightKind : uint8_t {
   kBf16,          ///< main: bf16, its own master
   kSplitFp16,     ///< main: fp16 weight; second: 16-bit remainder, read and written
   kSplitBf16,     ///< main: bf16 weight; second: 16-bit remainder, read and written
+  kSplit24Fp16,   ///< main: fp16 weight; second: 8-bit remainder; rounded stochastically to 24 bits
+  kSplit24Bf16,   ///< main: bf16 weight; second: 8-bit remainder; rounded stochastically to 24 bits
   kStochasticFp16,  ///< main: fp16, its own master, rounded stochastically
   kStochasticBf16,  ///< main: bf16, its own master, rounded stochastically
 };
-inline constexpr int kWeightKinds = 9;
+inline constexpr int kWeightKinds = 11;
 
 /// Kind and addresses of a weight.
 struct WeightPlace {
   WeightKind kind;
   void *main, *second;
 
-  bool stochastic() const { return kind == WeightKind::kStochasticFp16 || kind == WeightKind::kStochasticBf16; }
+  bool stochastic() const { return kind >= WeightKind::kSplit24Fp16; }
 };
 
 inline WeightPlace weight_place(const Param& p) {
@@ -146,6 +148,8 @@ inline WeightPlace weight_place(const Param& p) {
   if (p.master_kind == Master::kFloat32) return {of_copy(half), p.master, p.param};
   if (p.master_kind == Master::kSplit)
     return {half ? WeightKind::kSplitFp16 : WeightKind::kSplitBf16, p.param, p.master};
+  if (p.master_kind == Master::kSplit24)
+    return {half ? WeightKind::kSplit24Fp16 : WeightKind::kSplit24Bf16, p.param, p.master};
   if (p.shadow != nullptr) return {of_copy(p.shadow_dtype == DType::kFloat16), p.param, p.shadow};
   if (p.param_dtype == DType::kFloat32) return {WeightKind::kFp32, p.param, nullptr};
   if (p.stochastic) return {half ? WeightKind::kStochasticFp16 : WeightKind::kStochasticBf16, p.param, nullptr};
@@ -156,7 +160,23 @@ inline WeightPlace weight_place(const Param& p) {
 struct RoundingKey {
   uint64_t seed;
   uint32_t step, index;
+  uint64_t first_group;
 };
+
+/// The random numbers of elements i .. i + V - 1: eight, aligned to eight, share one call of Philox.
+template <int V>
+AK_DEVICE void random_numbers(const RoundingKey& key, uint32_t stream, int64_t i, uint32_t (&random)[V]) {
+  const uint64_t group = key.first_group + static_cast<uint64_t>(i) / 8;
+  const Philox4 bits = rounding_bits(key.seed, key.step, key.index, group, stream);
+  if constexpr (V == 8) {
+    AK_UNROLL
+    for (int j = 0; j < 8; j++) random[j] = random16(bits, j);
+  } else {
+    random[0] = 0;
+    AK_UNROLL
+    for (int j = 0; j < 8; j++) random[0] = i % 8 == j ? random16(bits, j) : random[0];  // an index would need local memory
+  }
+}
 
 // A weight class has Raw<V>, fetch, decode and store, for elements i .. i + V - 1.
 
@@ -181,22 +201,16 @@ struct PlainWeight {
   }
 };
 
-/// A 16-bit weight that is rounded stochastically: eight elements, aligned to eight, share one call of Philox.
+/// A 16-bit weight that is rounded stochastically.
 template <class T>
 struct StochasticWeight : PlainWeight<T> {
   template <int V>
   static AK_DEVICE void store(void* main, void*, int64_t i, const float (&x)[V], const RoundingKey& key) {
-    const Philox4 bits = rounding_bits(key.seed, key.step, key.index, static_cast<uint64_t>(i) / 8);
+    uint32_t random[V];
+    random_numbers(key, 0, i, random);
     Vec<T, V> v;
-    if constexpr (V == 8) {
-      AK_UNROLL
-      for (int j = 0; j < 8; j++) v[j] = round_stochastic<T>(x[j], random16(bits, j));
-    } else {
-      uint32_t random = 0;
-      AK_UNROLL
-      for (int j = 0; j < 8; j++) random = i % 8 == j ? random16(bits, j) : random;  // an index would need local memory
-      v[0] = round_stochastic<T>(x[0], random);
-    }
+    AK_UNROLL
+    for (int j = 0; j < V; j++) v[j] = round_stochastic<T>(x[j], random[j]);
     store_vec<Cache::kStreaming>(static_cast<T*>(main) + i, v);
   }
 };
@@ -211,19 +225,19 @@ struct CopiedWeight : PlainWeight<float> {
   }
 };
 
-/// An fp32 weight split into a T and a 16-bit remainder (base/split_master.h).
-template <class T>
+/// An fp32 weight split into a T and a 16-bit remainder (base/split_master.h), or an 8-bit one.
+template <class T, class Remainder = int16_t>
 struct SplitWeight {
   template <int V>
   struct Raw {
     Vec<T, V> weight;
-    Vec<int16_t, V> remainder;
+    Vec<Remainder, V> remainder;
   };
 
   template <int V>
   static AK_DEVICE Raw<V> fetch(const void* main, const void* second, int64_t i) {
     return {load_vec<V, Cache::kStreaming>(static_cast<const T*>(main) + i),
-            load_vec<V, Cache::kStreaming>(static_cast<const int16_t*>(second) + i)};
+            load_vec<V, Cache::kStreaming>(static_cast<const Remainder*>(second) + i)};
   }
   template <int V>
   static AK_DEVICE void decode(const Raw<V>& raw, float (&x)[V]) {
@@ -231,16 +245,19 @@ struct SplitWeight {
     for (int j = 0; j < V; j++) x[j] = join_master(raw.weight[j], raw.remainder[j]);
   }
   template <int V>
-  static AK_DEVICE void store(void* main, void* second, int64_t i, const float (&x)[V], const RoundingKey&) {
+  static AK_DEVICE void store(void* main, void* second, int64_t i, const float (&x)[V], const RoundingKey& key) {
+    constexpr bool k24 = sizeof(Remainder) == 1;
+    uint32_t random[V];
+    if constexpr (k24) random_numbers(key, 0, i, random);
     Raw<V> raw;
     AK_UNROLL
     for (int j = 0; j < V; j++) {
-      const SplitMaster<T> split = split_master<T>(x[j]);
+      const SplitMaster<T> split = k24 ? split_master24<T>(x[j], random[j] & 0xffu) : split_master<T>(x[j]);
       raw.weight[j] = split.weight;
-      raw.remainder[j] = split.remainder;
+      raw.remainder[j] = static_cast<Remainder>(k24 ? split.remainder >> 8 : split.remainder);
     }
     store_vec<Cache::kStreaming>(static_cast<T*>(main) + i, raw.weight);
-    store_vec<Cache::kStreaming>(static_cast<int16_t*>(second) + i, raw.remainder);
+    store_vec<Cache::kStreaming>(static_cast<Remainder*>(second) + i, raw.remainder);
   }
 };
 
@@ -262,6 +279,12 @@ AK_DEVICE void with_weight(WeightKind kind, F f) {
       return f(SplitWeight<fp16>{});
     case WeightKind::kSplitBf16:
       return f(SplitWeight<bf16>{});
+    case WeightKind::kSplit24Fp16:
+      if constexpr (kStochastic) f(SplitWeight<fp16, int8_t>{});
+      return;
+    case WeightKind::kSplit24Bf16:
+      if constexpr (kStochastic) f(SplitWeight<bf16, int8_t>{});
+      return;
     case WeightKind::kStochasticFp16:
       if constexpr (kStochastic) f(StochasticWeight<fp16>{});
       return;
@@ -289,6 +312,10 @@ AK_DEVICE void with_weight_to_read(WeightKind kind, F f) {
       return f(SplitWeight<fp16>{});
     case WeightKind::kSplitBf16:
       return f(SplitWeight<bf16>{});
+    case WeightKind::kSplit24Fp16:
+      return f(SplitWeight<fp16, int8_t>{});
+    case WeightKind::kSplit24Bf16:
+      return f(SplitWeight<bf16, int8_t>{});
   }
 }
 

@@ -1,5 +1,6 @@
 // One step of an optimizer over a list of parameters of any dtypes and groups, with unscaling, clipping, skipping, fp32
-// or split masters, 16-bit shadows, stochastic rounding and an average of the weights in the same pass.
+// or split masters, moments in 8 bits, 16-bit shadows, stochastic rounding and an average of the weights in the same
+// pass.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -12,7 +13,7 @@
 
 namespace ak {
 
-enum class Master : uint8_t { kNone, kFloat32, kSplit };
+enum class Master : uint8_t { kNone, kFloat32, kSplit, kSplit24 };
 
 inline constexpr int kMaxMoments = 3;
 
@@ -32,16 +33,20 @@ struct Param {
   const void* grad;
   DType param_dtype, grad_dtype;     ///< fp32, fp16 or bf16
   void* moments[kMaxMoments];        ///< the rule's; null: absent
-  DType moment_dtypes[kMaxMoments];  ///< fp32 or bf16
+  DType moment_dtypes[kMaxMoments];  ///< fp32 or bf16, unless the moments are in 8 bits
+  uint8_t* exponents[kMaxMoments];   ///< of moments in 8 bits, all that are present or none (base/block8.h); or null
   float* step;                       ///< one value, used by no other parameter
   Master master_kind;                ///< kNone: the param is its own master; the others need a 16-bit param
-  void* master;                      ///< fp32 or int16 by `master_kind`; null for kNone
+  void* master;                      ///< fp32, int16 or int8 by `master_kind`; null for kNone
   void* shadow;                      ///< 16-bit copy of an fp32 param, or null
   DType shadow_dtype;
   float* ema;       ///< running average of the fp32 weight, or null
   bool stochastic;  ///< a 16-bit param that is its own master is rounded stochastically
-  uint32_t index;   ///< the parameter's number, part of the key of its random bits
+  uint32_t index;        ///< the parameter's number, part of the key of its random bits (base/philox.h)
+  uint64_t first_group;  ///< of its random bits: the group of its first element, 0 unless it is a piece of a parameter
   int group;
+
+  bool in_8_bits() const { return exponents[0] != nullptr; }
 };
 
 /// Positions of the parameters that have elements, those of one shape together; shapes in the order in which they

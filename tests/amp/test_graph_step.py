@@ -24,7 +24,8 @@ class Run:
 
     def __init__(self, kind=ak.optim.AdamW, dtype=torch.float32, options=None, lr=0.05):
         torch.manual_seed(0)
-        layers = torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 2)
+        wide = 2048 if (options or {}).get("state_dtype") == "8bit" else 8
+        layers = torch.nn.Linear(4, wide), torch.nn.BatchNorm1d(wide), torch.nn.Dropout(0.3), torch.nn.Linear(wide, 2)
         self.dtype, self.calls = dtype, 0
         self.model = ak.convert(torch.nn.Sequential(*layers).to(dtype))
         first, *rest = self.model.parameters()
@@ -67,13 +68,26 @@ def train(run, step, batches=BATCHES):
     return losses
 
 
-UNSCALED = {"adamw unscale_grads": (ak.optim.AdamW, torch.float32, {"unscale_grads": True})}
+MORE = {
+    "adamw unscale_grads": (ak.optim.AdamW, torch.float32, {"unscale_grads": True}),
+    "adamw 8 bits": (
+        ak.optim.AdamW,
+        torch.bfloat16,
+        {
+            "master_weights": "split24",
+            "state_dtype": "8bit",
+            "cautious": True,
+            "decouple_lr": True,
+            "weight_decay": 0.2,
+        },
+    ),
+}
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS | UNSCALED)
+@pytest.mark.parametrize("name", OPTIMIZERS | MORE)
 def test_the_bits_are_those_of_the_plain_loop(name):
     """Also where it begins in the middle of a run, with gradients there and a weight that was just written."""
-    kind, dtype, options = (OPTIMIZERS | UNSCALED)[name]
+    kind, dtype, options = (OPTIMIZERS | MORE)[name]
     found = []
     for graphed in (False, True):
         run = tensor_rates(Run(kind, dtype, options))

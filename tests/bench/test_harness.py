@@ -186,7 +186,7 @@ def test_lists_are_those_of_the_models_reduced_to_the_memory_there_is():
     assert 50 * 2**30 < lists.BYTES_PER_PARAM * lists.numel(small["llama-1b / 2"]) <= 64 * 2**30
 
 
-HELD = dict(zip((layout.name for layout in layouts.LAYOUTS), (12, 14, 14, 12, 8), strict=True))
+HELD = dict(zip((layout.name for layout in layouts.LAYOUTS), (12, 14, 14, 12, 8, 6.06, 5.06), strict=True))
 EVERY_LAYOUT = pytest.mark.parametrize("layout", layouts.LAYOUTS, ids=lambda layout: layout.name)
 
 
@@ -194,8 +194,8 @@ EVERY_LAYOUT = pytest.mark.parametrize("layout", layouts.LAYOUTS, ids=lambda lay
 def test_bytes_are_counted_from_what_is_stored(layout):
     """Everything an update reads and writes once: gradient, weight, master or remainder, shadow, two moments."""
     param = layout.param.itemsize
-    moments = 2 * (layout.options.get("state_dtype") or torch.float32).itemsize
-    master = {"fp32": 4, "split": 2}.get(layout.options.get("master_weights"), 0)
+    moments = 2 * (33 / 32 if layout.in_8_bits else layout.options.get("state_dtype", torch.float32).itemsize)
+    master = {"fp32": 4, "split": 2, "split24": 1}.get(layout.options.get("master_weights"), 0)
     read = param + (0 if master == 4 else param) + master + moments  # a full master makes reading the weight needless
     written = param + master + moments + (2 if layout.shadow else 0)
     assert layout.update_bytes == read + written

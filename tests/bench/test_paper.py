@@ -139,7 +139,9 @@ def test_one_seed_is_no_failure_and_a_run_that_diverged_is_one(tmp_path):
     assert (single.failed("t", "fp16"), single.metric("t", "fp16")) == (False, "9")
     diverged = table({"fp32": [1.0, 1.1], "fp16": [1.0, None]})
     assert (diverged.failed("t", "fp16"), diverged.metric("t", "fp16")) == (True, "diverged ✗")
-    assert paper_table.plot(tmp_path / "p.png", diverged, "title")
+    assert diverged.message() == "Tasks that fail, of 1: fp16 1"
+    assert single.message() == "Tasks that fail, of 1: fp16 0"
+    assert paper_table.plot(tmp_path / "p.png", diverged)
     assert (tmp_path / "p.png").stat().st_size > 5_000
 
 

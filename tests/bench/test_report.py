@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import goals, report, summary
+from bench import goals, plot, report, summary
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,10 +95,13 @@ def test_pages_are_filled_between_their_marks(results, tmp_path):
     assert text.endswith(f"{report.END}\n\n## Next\n")
     assert "old" not in text
     assert "Peers: apex absent, flashoptim 0.1.4. Measured in the same run: copy 4,250 GB/s" in text
-    assert "Rows, table and plots: `../bench/results/some-gpu`." in text
+    assert "Rows, table and pictures: `../bench/results/some-gpu`." in text
     assert "| aligned | bf16 | 2 | 2.00 | 0.50 | a | 0.80 | 0.40 |" in text
     assert "nvjet_256x128\\|x" in text  # a bar in a cell would end it
-    assert (folder / "gemm.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in folder.glob("*.png")) == ["memory.png", "products.png", "step.png"]
+    assert (folder / "step.png").read_bytes().startswith(b"\x89PNG")
+    assert "![products](../bench/results/some-gpu/products.png)" in text
+    assert "| matrix products, aligned | 2 | 2.00 | 0.50 | a bf16 |" in text
     assert "Wrong or not run" not in text
     assert short.read_text() == (
         f"# Title\n\n{report.BEGIN}\n"
@@ -131,6 +134,50 @@ def training(provider, ms, peak, dtype="bf16"):
     name = {"op": "training step", "shape": "gpt2-124m, batch 32", "dtype": dtype, "provider": provider, "status": "ok"}
     times = {"ms": ms, "p50_us": 1e3 * ms, "speedup": 50 / ms, "ktok_per_s": 32768 / ms, "peak_gib": peak}
     return {**name, **times, "model": "gpt2-124m", "batch": 32, **MACHINE}
+
+
+def test_a_picture_has_14_bars_from_best_to_worst_and_both_ends():
+    rows = [row("layer_norm", str(i), "bf16", "amp_kernels", 100, ratio) for i, ratio in enumerate(range(40, 240, 5))]
+    rows += [row("layer_norm", "0", "bf16", "torch", 100), row("step", "x", "fp32", "amp_kernels", 100, 100)]
+    rows.append({**row("rms_norm", "y", "bf16", "amp_kernels", 1), "status": "wrong"})
+    del rows[-1]["speedup"]
+    bars, count = plot.ratios(rows, "norms")
+    lengths = [length for _, length, _ in bars]
+    assert (len(bars), count) == (14, 40)
+    assert lengths == sorted(lengths, reverse=True)
+    assert (lengths[0], lengths[-1]) == (2.35, 0.4)
+    assert [color == "tab:red" for _, _, color in bars] == [length < 1 for length in lengths]
+    assert plot.ratios(rows, "losses") == ([], 0)
+
+
+def test_the_first_picture_shows_times_memory_and_the_step(tmp_path):
+    steps = [step("torch", 2000, dtype="fp32"), step("amp_kernels", 1000, dtype="fp32")]
+    ours = [training("torch", 50.0, 20.0), training("amp_kernels", 25.0, 11.0), training("unknown", 1.0, 1.0)]
+    ours.append(training("torch", 1.0, 1.0, dtype="fp16"))
+    times, peaks = plot.trainings(ours)
+    assert [(name, length) for name, length, _ in times] == [("torch, eager", 50.0), ("amp_kernels", 25.0)]
+    assert [length for _, length, _ in peaks] == [20.0, 11.0]
+    assert [(name, length) for name, length, _ in plot.steps(steps)] == [
+        ("torch, fp32", 2.0),
+        ("amp_kernels, fp32", 1.0),
+    ]
+    steps.append(step("amp_kernels", 900, state_bytes=20 * 10**9, dtype="bf16 + split"))
+    steps += [step("torch", 1, dtype="bf16 + split"), step("amp_kernels:triton", 1, dtype="fp32")]
+    assert [(name, length) for name, length, _ in plot.held(steps)] == [
+        ("amp_kernels, bf16 + split", 20.0),
+        ("torch, fp32", 8.0),
+        ("amp_kernels, fp32", 8.0),
+    ]
+    drawn = plot.draw(tmp_path, steps, [{**each, "losses": [2.0, 1.0]} for each in ours])
+    assert drawn == list(plot.pictures(tmp_path)) == ["training", "memory", "step"]
+
+
+def test_a_long_table_is_folded(results, tmp_path):
+    many = [row("gemm", str(i), "bf16", name, 8, 8) for i in range(11) for name in ("torch", "amp_kernels")]
+    shown = report.markdown(results([*many, step("torch", 1000), step("amp_kernels", 100)]), tmp_path / "README.md")
+    assert '<details markdown="1"><summary>11 rows</summary>\n\n| shape |' in shown
+    assert '<details markdown="1"><summary>2 rows</summary>\n\n| list |' in shown  # 14 columns
+    assert "## Speed-ups\n\n| family |" in shown
 
 
 def goals_of(rows):

@@ -50,8 +50,7 @@ def test_every_benchmark_runs_and_writes_rows_tables_and_plots(everything):
         assert row["gb_per_s"] == pytest.approx(row["bytes"] / row["p50_us"] / 1e3)
         assert row["floor_us"] == pytest.approx(row["roofline_share"] * row["p50_us"])
         assert 0 <= row.get("written", 0) <= row["bytes"]
-    for plot in ("roofline.png", "gemm.png"):
-        assert (everything / plot).read_bytes().startswith(b"\x89PNG")
+    assert {path.stem for path in everything.glob("*.png")} >= {"step", "products", "layers", "norms", "losses"}
     table = (everything / "table.txt").read_text()
     for title in (
         "Speed-ups",

@@ -126,6 +126,9 @@ BUDGETS = {
                  "LDGSTS.E.BYPASS.128": 10 * 12},
         why="10 instances, 4 for symmetric results: 128 sums and two sets of fragments. A step of 32 k is 64 mma a warp, "
             "16 in the small tile, which on sm_120 keeps four words in memory"),
+    "gemm_sm80_grouped_kernel": Budget(registers=255, shared=0, spilled=("sm_120", "TileILi128ELi128E", 16),
+        opcodes={"HMMA.16816.F32": 2 * 64, "LDSM.16": 2 * 2 * 21, "LDGSTS.E.BYPASS.128": 2 * 12},
+        why="2 instances: the loop of gemm_sm80_kernel; on sm_120 four words wait in memory"),
     "row_squares_kernel": Budget(registers=64, shared=0, blocks=4, why="bandwidth: 4 blocks of 256 share an SM"),
     "scale_rows_kernel": Budget(registers=64, shared=64, blocks=4, why="bandwidth: 4 blocks of 256 share an SM"),
     "gemm_column_sums_kernel": Budget(registers=64, shared=1024, why="bandwidth: 4 blocks of 256 share an SM"),

@@ -29,7 +29,7 @@ import amp_kernels as ak
 from amp_kernels._sharding.local import local
 from amp_kernels.testing.ranks import Failure
 
-from .worlds import LAYOUTS, give, make_model, states, whole
+from .worlds import LAYOUTS, give, make_model, make_wide, states, whole
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 KINDS = {
@@ -39,18 +39,27 @@ KINDS = {
     "fp16 split": (F16, {"master_weights": "split"}),
     "bf16 none": (BF16, {"master_weights": "none_rne"}),
 }
+EIGHT = {
+    "fp32 8 bits": (F32, {"state_dtype": "8bit"}),
+    "bf16 split24 8 bits": (BF16, {"master_weights": "split24", "state_dtype": "8bit", "ema_decay": 0.9}),
+}
 SAVED, END = 3, 5
 
 
+def make(kind):
+    return make_wide(EIGHT[kind][0]) if kind in EIGHT else make_model(KINDS[kind][0])
+
+
 def build(layout, kind):
-    dtype, options = KINDS[kind]
-    model = LAYOUTS[layout](make_model(dtype))
+    _, options = {**KINDS, **EIGHT}[kind]
+    model = LAYOUTS[layout](make(kind))
     return model, ak.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, **options)
 
 
 def train(model, optimizer, first, last):
+    reference = (make_wide if model[0].in_features == 64 else make_model)(next(model.parameters()).dtype)
     for step in range(first, last):
-        give(model, make_model(next(model.parameters()).dtype), step, 1.0, None)
+        give(model, reference, step, 1.0, None)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -71,9 +80,9 @@ def is_uninterrupted(model, optimizer, kind, upto):
 FLAT = {"flatten_optimizer_state_dict": True}
 
 
-def save(path, layout, background, options):
+def save(path, layout, background, options, kinds=KINDS):
     options, found = StateDictOptions(**options), {}
-    for kind in KINDS:
+    for kind in kinds:
         model, optimizer = build(layout, kind)
         train(model, optimizer, 0, SAVED)
         state = {
@@ -85,15 +94,15 @@ def save(path, layout, background, options):
         else:
             dcp.save(state, checkpoint_id=f"{path}/{kind}")
         tensors = [v for v in tree_leaves(state["optimizer"]) if isinstance(v, torch.Tensor)]
-        found[kind] = not any(v.dtype == torch.int16 for v in tensors) and is_uninterrupted(
+        found[kind] = not any(v.dtype in (torch.int16, torch.int8, torch.uint8) for v in tensors) and is_uninterrupted(
             model, optimizer, kind, SAVED
         )
     return found
 
 
-def load(path, layout, options):
+def load(path, layout, options, kinds=KINDS):
     options, found = StateDictOptions(**options), {}
-    for kind in KINDS:
+    for kind in kinds:
         model, optimizer = build(layout, kind)
         state = {
             "model": get_model_state_dict(model),
@@ -126,6 +135,25 @@ def test_resharding(ranks, tmp_path, start, ends, options):
     for world, layout in ends:
         for found in ranks.run(load, str(tmp_path), layout, options, world=world):
             assert found == dict.fromkeys(KINDS, (True, True)), (world, layout)
+
+
+@pytest.mark.parametrize(
+    ("start", "ends", "options"),
+    [
+        ((2, "fsdp"), [(4, "fsdp"), (4, "hsdp"), (1, "plain")], {}),
+        ((1, "plain"), [(4, "fsdp"), (2, "fsdp")], {}),
+        ((4, "hsdp"), [(2, "fsdp")], FLAT),
+    ],
+    ids=lambda it: str(it) if it else "nested",
+)
+def test_resharding_of_8_bit_moments(ranks, tmp_path, start, ends, options):
+    """They travel as float32 and are the same after a nearest rounding; later steps round as one process does."""
+    world, layout = start
+    for found in ranks.run(save, str(tmp_path), layout, False, options, [*EIGHT], world=world):
+        assert found == dict.fromkeys(EIGHT, True)
+    for world, layout in ends:
+        for found in ranks.run(load, str(tmp_path), layout, options, [*EIGHT], world=world):
+            assert found == dict.fromkeys(EIGHT, (True, True)), (world, layout)
 
 
 # ---- other forms of a state ----

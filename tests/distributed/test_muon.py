@@ -4,12 +4,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import amp_kernels as ak
 from amp_kernels._sharding.local import local
 from amp_kernels._sharding.pieces import holders_of
-from amp_kernels.optim import _exchange
+from amp_kernels.optim import _exchange, _matrices
 from amp_kernels.optim._matrices import Matrices, Member
 
 from .worlds import everyone, grid, whole
@@ -64,11 +65,103 @@ def cases():
 
 
 def test_bits_and_collectives(ranks):
-    """Two exchanges however many matrices there are, and none for whole experts."""
+    """Two exchanges in two rounds however many matrices there are, one round for a matrix each, and none for whole experts."""
     for found in ranks.run(cases):
         for case, (difference, collectives) in found.items():
             assert difference == 0.0, case
-            assert collectives == (0 if case == "experts" else 2), case
+            assert collectives == {"experts": 0, "flattened": 2, "heads": 2, "rows of experts": 2}.get(case, 4), case
+
+
+def travels():
+    """The order of exchanges and products on this rank, with two shapes of which each rank owns one of either."""
+    events, moved, multiply = [], dist.all_to_all_single, _matrices.orthogonalized
+    shapes = [(12, 20)] * 4 + [(9, 5)] * 4
+    params = [placed(value, everyone(), [Shard(0)]) for value in weights(shapes)]
+    for p, grad in zip(params, weights(shapes, seed=1), strict=True):
+        p.grad = placed(grad, everyone(), [Shard(0)]).data
+    dist.all_to_all_single = lambda *args, **kwargs: (events.append("exchange"), moved(*args, **kwargs))[1]
+    _matrices.orthogonalized = lambda x, *args: (events.append(tuple(x.shape)), multiply(x, *args))[1]
+    try:
+        ak.optim.Muon(params).step()
+    finally:
+        dist.all_to_all_single, _matrices.orthogonalized = moved, multiply
+    return events
+
+
+def test_one_round_travels_while_the_other_is_multiplied(ranks):
+    for events in ranks.run(travels):
+        assert events == ["exchange", "exchange", (1, 9, 5), "exchange", (1, 12, 20), "exchange"]
+
+
+def idle_ranks(idle):
+    """Gradients on some ranks only: ``idle`` has the parameters that have none on a rank. One process has zeros instead."""
+    rank, values = dist.get_rank(), weights(SHAPES)
+    mine = [placed(value, everyone(), [Shard(0)]) for value in values]
+    alone = [torch.nn.Parameter(value.clone()) for value in values]
+    ours, theirs = ak.optim.Muon(mine, lr=0.02), ak.optim.Muon(alone, lr=0.02)
+    for i, (p, q, grad) in enumerate(zip(mine, alone, weights(SHAPES, seed=1), strict=True)):
+        p.grad = None if i in idle.get(rank, ()) else placed(grad, everyone(), [Shard(0)]).data
+        pieces = list(grad.tensor_split([local_rows(len(grad), r) for r in range(1, 4)]))
+        q.grad = torch.cat([0 * piece if i in idle.get(r, ()) else piece for r, piece in enumerate(pieces)])
+    ours.step()
+    theirs.step()
+    for i, (p, q, start) in enumerate(zip(mine, alone, values, strict=True)):
+        wanted = start if i in idle.get(rank, ()) else q.detach()
+        rows = slice(local_rows(len(start), rank), local_rows(len(start), rank + 1))
+        assert torch.equal(local(p).detach(), wanted[rows])
+
+
+def local_rows(count, rank):
+    """The first row of a rank's piece, of four."""
+    return min(count, rank * -(-count // 4))
+
+
+@pytest.mark.parametrize(
+    "idle", [{1: (0, 3)}, {0: (1,), 2: (1, 2)}, {3: (0, 1, 2, 3, 4)}, dict.fromkeys(range(4), (2,))]
+)
+def test_ranks_may_have_gradients_for_different_parameters(ranks, idle):
+    """A piece without a gradient counts as zeros and stays; no rank waits for another one's."""
+    ranks.run(idle_ranks, idle)
+
+
+def zero_redundancy(max_norm):
+    """Whole matrices on the ranks that ZeroRedundancyOptimizer gives them to, beside AdamW's parameters."""
+    shapes = [*SHAPES, (7,), (3,)]
+    values, options = weights(shapes), {"lr": 0.02, "max_grad_norm": max_norm, "skip_nonfinite": True}
+
+    def groups(params):
+        vectors = [p for p in params if p.dim() == 1]
+        return [{"params": [p for p in params if p.dim() == 2]}, {"params": vectors, "algorithm": "adamw"}]
+
+    mine, alone = ([torch.nn.Parameter(value.clone()) for value in values] for _ in range(2))
+    wrapper = {"optimizer_class": ak.optim.Muon, "shard_group": dist.group.WORLD}
+    ours = ZeroRedundancyOptimizer(groups(mine), **wrapper, **options)
+    theirs = ak.optim.Muon(groups(alone), **options)
+    for step in range(4):
+        for p, q, grad in zip(mine, alone, weights(shapes, seed=step + 1), strict=True):
+            if step == 2 and p.shape == (9, 5):
+                grad[0, 0] = torch.inf
+            p.grad, q.grad = grad, grad.clone()
+        ours.step()
+        theirs.step()
+    return max((p - q).abs().max().item() for p, q in zip(mine, alone, strict=True))
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_zero_redundancy_optimizer(ranks, world):
+    """Bits of one process; with clipping up to the order of the norm's sum, which the clip factor passes on to the momentum."""
+    for max_norm, bound in ((None, 0.0), (0.5, 2e-3)):
+        assert max(ranks.run(zero_redundancy, max_norm, world=world)) <= bound
+
+
+def one_rank():
+    """DTensors over a single rank, and a stack of experts: no exchange."""
+    mesh = init_device_mesh("cpu", (1,))
+    return largest_difference([*SHAPES, (2, 6, 4)], lambda t: placed(t, mesh, [Shard(0)]))
+
+
+def test_a_world_of_one(ranks):
+    assert ranks.run(one_rank, world=1) == [(0.0, 0)]
 
 
 def checkpoints():
@@ -110,7 +203,7 @@ def owners():
         for number, shape in enumerate(some):
             matrices = Matrices.of(torch.empty(shape, device="meta"), None, False)
             holders = holders_of(placed(torch.zeros(shape), everyone(), [Shard(0)]))
-            parameters.append(_exchange.Sharded(Member(number, matrices, (), (0, 1.0)), number, shape, holders))
+            parameters.append(_exchange.Sharded(Member(number, matrices, (), (0, 1.0)), number, shape, holders, False))
         found.append(list(_exchange.owners_of(parameters[::-1]).values()))
     return [sorted(map(counts.count, range(4))) for counts in found]
 

@@ -6,9 +6,10 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import amp_kernels as ak
+from amp_kernels._raw._block8 import FIRST, decode
 from amp_kernels._sharding.local import local
 
-from .worlds import LAYOUTS, compare, everyone, give, make_model, whole
+from .worlds import LAYOUTS, compare, everyone, give, make_model, make_wide, states, whole
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 #: (optimizer, dtype, options)
@@ -24,6 +25,15 @@ CASES = {
     "lion split": ("Lion", BF16, {"master_weights": "split"}),
     "muon": ("Muon", F32, {"state_dtype": BF16}),
     "muon split": ("Muon", BF16, {"master_weights": "split", "nesterov": False}),
+}
+#: Moments in 8 bits, and weights that are rounded stochastically.
+WIDE_CASES = {
+    "fp32": ("AdamW", F32, {"amsgrad": True, "ema_decay": 0.9}),
+    "bf16 split24": ("AdamW", BF16, {"master_weights": "split24"}),
+    "fp16 split24": ("Lion", F16, {"master_weights": "split24"}),
+    "bf16 no master": ("SGD", BF16, {"master_weights": "none", "momentum": 0.9}),
+    "muon": ("Muon", BF16, {"master_weights": "split24"}),
+    "lamb": ("LAMB", F32, {}),
 }
 WORLDS = [(2, "fsdp"), (2, "part"), (2, "columns"), (4, "fsdp"), (4, "hsdp"), (4, "mixed"), (4, "tp"), (4, "fsdp x tp")]
 #: a step after the first one, and one before there is any state
@@ -44,6 +54,72 @@ def test_bits_are_those_of_one_process(ranks, world, layout):
             assert it["norm"] < 4e-7, (layout, case)
 
 
+def wide_cases(layout):
+    found = {}
+    for case, (name, dtype, options) in WIDE_CASES.items():
+        options = {"state_dtype": "8bit", "seed": 3, **options}
+        found[case] = compare(layout, name, dtype, options, None, BAD, make=make_wide)
+    return found
+
+
+@pytest.mark.parametrize(("world", "layout"), [(2, "fsdp"), (2, "part"), (4, "fsdp"), (4, "hsdp"), (4, "replicated")])
+def test_bits_of_8_bit_moments_are_those_of_one_process(ranks, world, layout):
+    """Codes, exponents and random bits do not depend on the mesh: rows of whole blocks lie on one rank. LAMB's ratios of norms are
+    sums over the ranks, in another order."""
+    for found in ranks.run(wide_cases, layout, world=world):
+        for case, it in found.items():
+            assert it["taken"] == it["expected"], (layout, case)
+            assert it["weights"] <= (1e-5 if case == "lamb" else 0.0), (layout, case)
+
+
+def wide_columns(layout):
+    """Of AdamW, whose random bits of pieces within rows differ from one process: within rounding it is the same."""
+    found = compare(
+        layout, "AdamW", F32, {"state_dtype": "8bit", "betas": (0.0, 0.0)}, None, {}, steps=1, make=make_wide
+    )
+    model = LAYOUTS[layout](make_wide())
+    optimizer = ak.optim.AdamW(model.parameters(), state_dtype="8bit")
+    give(model, make_wide(), 0, 1.0, None)
+    optimizer.step()
+    for p in model.parameters():
+        held = dict(optimizer.state[p].items())
+        assert ("exp_avg_code" in held) == (p.dim() == 2)
+        if p.dim() == 2:
+            code, scale = held["exp_avg_code"], held["exp_avg_scale"]
+            assert code.shape == p.shape
+            assert scale.shape == (p.shape[0], p.shape[1] // 32)
+            assert local(code).numel() == 32 * local(scale).numel()
+            value = decode(whole(code).reshape(-1), whole(scale).reshape(-1), FIRST).view(p.shape)
+            assert torch.equal(value, whole(optimizer.state[p]["exp_avg"]))
+            assert torch.equal(value, states(optimizer, p)["exp_avg"])
+    return found["weights"]
+
+
+@pytest.mark.parametrize(("world", "layout"), [(2, "columns"), (4, "tp"), (4, "mixed"), (4, "fsdp x tp")])
+def test_pieces_within_rows_consist_of_whole_blocks(ranks, world, layout):
+    """A moment is off by at most a unit of 3 bits where two roundings differ."""
+    assert max(ranks.run(wide_columns, layout, world=world)) <= 2.0**-3
+
+
+def cut_blocks():
+    messages = []
+    for placement in (Shard(1), Shard(0)):
+        param = torch.nn.Parameter(distribute_tensor(torch.ones(64, 64), everyone(), [placement]))
+        try:
+            ak.optim.AdamW([param], state_dtype="8bit")
+        except ValueError as error:
+            messages.append(str(error))
+    return messages
+
+
+def test_pieces_that_cut_a_block_are_refused(ranks):
+    (message,) = ranks.run(cut_blocks, world=4)[0]
+    assert (
+        "pieces of shape [64, 16], and state_dtype is '8bit'; accepted: contiguous pieces of whole blocks of 32"
+        in message
+    )
+
+
 def clipped(layout, case, max_norm):
     return compare(layout, *CASES[case], max_norm, BAD)
 
@@ -62,7 +138,7 @@ def test_with_clipping_only_the_order_of_the_sum_differs(ranks, world, layout, c
 
 
 def stochastic():
-    """Stochastic rounding of 16-bit weights: copies stay equal, pieces differ from one another, and a rerun is the same."""
+    """Stochastic rounding of 16-bit weights: copies stay equal, and pieces are those of one process."""
     runs = []
     for layout in ("hsdp", "hsdp", "replicated"):
         model = LAYOUTS[layout](torch.nn.Sequential(torch.nn.Linear(16, 64, bias=False)).to(BF16))
@@ -85,6 +161,7 @@ def test_stochastic_rounding_of_pieces_and_copies(ranks):
     assert torch.equal(first[0], first[2])
     assert torch.equal(first[1], first[3])
     assert not torch.equal(first[0], first[1])
+    assert torch.equal(torch.cat(first[:2]), replicated[0])
     assert all(torch.equal(piece, replicated[0]) for piece in replicated)
     assert 1.0 < torch.cat(first[:2]).float().mean().item() < 1.0 + 3 * 2.0**-8
 

@@ -18,6 +18,13 @@ from amp_kernels._sharding.local import local
 SCALE = 64.0
 
 
+def make_wide(dtype=torch.float32):
+    """Weights with moments in 8 bits. At four ranks a piece begins with a whole block of 32 elements."""
+    torch.manual_seed(0)
+    layers = nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 128)
+    return nn.Sequential(*layers).to(dtype)
+
+
 def make_model(dtype=torch.float32):
     """[1, 9]: at two ranks or more some hold nothing of it. 9 rows: uneven pieces."""
     torch.manual_seed(0)
@@ -133,9 +140,9 @@ def make_optimizer(name, model, **options):
     return getattr(ak.optim, name)(params, **options)
 
 
-def compare(layout, name, dtype, options, max_norm, bad, steps=6, scaler=True):
+def compare(layout, name, dtype, options, max_norm, bad, steps=6, scaler=True, make=make_model):
     """Some steps on this world and in one process: which were taken, and how far weights, states and norms are apart."""
-    model, reference = LAYOUTS[layout](make_model(dtype)), make_model(dtype)
+    model, reference = LAYOUTS[layout](make(dtype)), make(dtype)
     optimizer, alone = (make_optimizer(name, m, lr=1e-2, **options) for m in (model, reference))
     mine, theirs = (ak.GradScaler("cpu", init_scale=SCALE, growth_interval=3) for _ in range(2))
     mine.scale(torch.ones(())), theirs.scale(torch.ones(()))

@@ -10,7 +10,8 @@ struct AdamWTest {
 
   static AdamW::Options options(int group) {
     const double weight_decay[] = {0.0, 0.1, 0.05};
-    return {0.01 * (group + 1), 0.9 - 0.1 * group, 0.999 - 0.01 * group, 1e-8, weight_decay[group], group == 2};
+    return {0.01 * (group + 1), 0.9 - 0.1 * group, 0.999 - 0.01 * group, 1e-8, weight_decay[group],
+            group == 2,         group == 1};
   }
 };
 

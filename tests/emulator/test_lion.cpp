@@ -10,7 +10,7 @@ struct LionTest {
 
   static Lion::Options options(int group) {
     const double weight_decay[] = {0.0, 0.1, 0.5};
-    return {0.01 * (group + 1), 0.9 - 0.1 * group, 0.99 - 0.01 * group, weight_decay[group]};
+    return {0.01 * (group + 1), 0.9 - 0.1 * group, 0.99 - 0.01 * group, weight_decay[group], group == 1};
   }
 };
 

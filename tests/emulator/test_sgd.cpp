@@ -11,7 +11,7 @@ struct SgdTest {
 
   static Sgd::Options options(int group) {
     const double momentum[] = {0.9, 0.5, 0.95}, weight_decay[] = {0.0, 0.1, 0.05};
-    return {0.01 * (group + 1), momentum[group], group == 1 ? 0.25 : 0.0, weight_decay[group], group == 2};
+    return {0.01 * (group + 1), momentum[group], group == 1 ? 0.25 : 0.0, weight_decay[group], group == 2, group == 0};
   }
   /// Nobody says what is in a buffer that no step has filled, so it must not matter.
   static float moment_at_step_0(float) { return NAN; }

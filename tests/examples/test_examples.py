@@ -13,7 +13,15 @@ from amp_kernels.testing.patience import PATIENCE
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
-NEEDS = {"gpt2": "transformers", "lightning_module": "lightning", "accelerate_loop": "accelerate"}
+NEEDS = {
+    "gpt2": "transformers",
+    "gpt2_finetune": "transformers",
+    "llama_fsdp": "transformers",
+    "resnet_cifar": "torchvision",
+    "lightning_module": "lightning",
+    "accelerate_loop": "accelerate",
+}
+EXPECTED = re.compile(r"Expected on a CPU: (?:loss|distance) (\d+\.\d+) -> (\d+\.\d+),\s+in \d+ seconds")
 LAST_LINE = re.compile(r"(?:loss|distance) (\d+\.\d+) -> (\d+\.\d+)")
 
 each_example = pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -41,6 +49,12 @@ def check_learning(path, folder, **environment):
     assert last, run.stdout
     before, after = map(float, last.groups())
     assert after < 0.75 * before, run.stdout
+    if said := EXPECTED.search(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))):
+        expected = map(float, said.groups())
+        if environment.get("CUDA_VISIBLE_DEVICES") == "":  # a GPU runs larger models
+            assert all(
+                abs(found - told) <= 0.25 * before for found, told in zip((before, after), expected, strict=True)
+            ), run.stdout
     assert "False" not in run.stdout
     assert not list(folder.iterdir())
 
@@ -63,6 +77,11 @@ def test_is_short_and_says_how_to_run_it(path):
     source = path.read_text(encoding="utf-8")
     assert len(source.splitlines()) < 60
     assert f"\npython examples/{path.name}" in ast.get_docstring(ast.parse(source))
+
+
+def test_the_examples_that_people_start_from_say_what_to_expect():
+    said = {path.stem for path in EXAMPLES if EXPECTED.search(path.read_text(encoding="utf-8"))}
+    assert said >= {"gpt2_finetune", "resnet_cifar", "llama_fsdp", "rl_policy", "muon"}
 
 
 @each_example

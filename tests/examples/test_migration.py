@@ -52,7 +52,7 @@ def test_lightning(precision, tmp_path, monkeypatch):
     import lightning
 
     monkeypatch.chdir(tmp_path)
-    bf16, fp16 = blocks("lightning")
+    bf16, fp16, _ = blocks("lightning")  # the last needs several processes
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     norms = []
 
@@ -168,12 +168,15 @@ def test_accelerate():
     assert loss_of(names["model"]) < 0.7 * loss_of(build())
 
 
+@pytest.mark.parametrize("fuse_loss", [False, True])
 @pytest.mark.needs("transformers", "accelerate")
-def test_hf_trainer(tmp_path):
+def test_hf_trainer(fuse_loss, tmp_path):
     """With the Trainer's own BF16 and clipping."""
     import transformers
 
     (recipe,) = blocks("hf-trainer")
+    if fuse_loss:
+        recipe = recipe.replace("from_config(config))", "from_config(config), fuse_loss=True)")
     sizes = {"vocab_size": 16, "n_positions": 8, "n_embd": 32, "n_layer": 1, "n_head": 2}
     config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
     tokens = [torch.arange(i, i + 8) % 16 for i in range(16)] * 32
@@ -198,4 +201,5 @@ def test_hf_trainer(tmp_path):
     with torch.no_grad():
         after = names["model"](input_ids=batch, labels=batch).loss.item()
     assert done.state.global_step == 192
+    assert (type(names["model"]).__module__ == "amp_kernels.nn.head_loss") == fuse_loss
     assert after < 0.75 * math.log(16)  # of one who knows nothing

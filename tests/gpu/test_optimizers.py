@@ -16,7 +16,7 @@ DEVICE = "cuda"
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 #: Tails, nothing, one element, several chunks, and memory in another order.
-SHAPES = ((7, 5), (0, 3), (), (1031,), (257, 129), (6, 5, 4, 3), (70_003,))
+SHAPES = ((7, 5), (0, 3), (), (1031,), (257, 129), (6, 5, 4, 3), (70_003,), (66, 96), (3, 40, 44))
 
 #: class, dtype of the parameters, options
 OPTIMIZERS = {
@@ -35,6 +35,14 @@ OPTIMIZERS = {
     "lion": (ak.optim.Lion, BF16, {"lr": 1e-2, "weight_decay": 0.1}),
     "lion stochastic": (ak.optim.Lion, F16, {"lr": 1e-2, "master_weights": "none", "ema_decay": 0.9}),
     "lamb": (ak.optim.LAMB, F32, {"lr": 1e-2, "shadow_dtype": F16}),
+    "adamw 8 bits": (ak.optim.AdamW, F32, {"lr": 1e-2, "state_dtype": "8bit", "amsgrad": True, "cautious": True}),
+    "adamw 8 bits split24": (ak.optim.AdamW, BF16, {"lr": 1e-2, "master_weights": "split24", "state_dtype": "8bit"}),
+    "lion 8 bits": (
+        ak.optim.Lion,
+        F16,
+        {"lr": 1e-2, "master_weights": "none", "state_dtype": "8bit", "cautious": True},
+    ),
+    "lamb 8 bits": (ak.optim.LAMB, F32, {"lr": 1e-2, "state_dtype": "8bit"}),
     "lamb split": (ak.optim.LAMB, BF16, {"lr": 1e-2, "master_weights": "split", "ema_decay": 0.9}),
 }
 EVERY = pytest.mark.parametrize("name", OPTIMIZERS)

@@ -30,7 +30,6 @@ def test_parity_with_torch(bias, dtype):
     else:
         assert_within(out, *reference_and_bound(x, ours.weight.t(), ours.bias, out_dtype=dtype))
     assert isinstance(ours, torch.nn.Linear)
-    assert repr(ours) == repr(theirs)
 
 
 def test_one_step_of_training_under_autocast_follows_torch():
@@ -49,7 +48,7 @@ def test_fused_activation():
     x = torch.randn(3, 8, dtype=torch.float64)
     expected = torch.nn.functional.gelu(torch.nn.functional.linear(x, module.weight, module.bias), approximate="tanh")
     assert torch.equal(module(x), expected)
-    assert repr(module).endswith("bias=True, activation='gelu_tanh')")
+    assert "bias=True, activation='gelu_tanh', amp_kernels.linear in place of" in repr(module)
     with pytest.raises(ValueError, match="Linear: activation is 'tanh'"):
         Linear(8, 4, activation="tanh")
 

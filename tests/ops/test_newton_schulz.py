@@ -132,7 +132,7 @@ def test_a_stack_in_parts(monkeypatch, elements):
     """So many elements of 24 x 16 that one, two or four matrices are in work together."""
     x = normal(5, 20, 13)
     expected = ak.newton_schulz(x)
-    monkeypatch.setattr("amp_kernels.ops.newton_schulz._ELEMENTS_TOGETHER", elements)
+    monkeypatch.setattr("amp_kernels.ops.newton_schulz.ELEMENTS_TOGETHER", elements)
     assert torch.equal(ak.newton_schulz(x), expected)
 
 

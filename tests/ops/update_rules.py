@@ -33,6 +33,17 @@ class Rule:
     calls: Sequence[dict] = field(default_factory=list)  # arguments of Update and of its step, one for each option
 
 
+def _cautious(direction, g, o):
+    return torch.where(direction * g > 0, direction, 0) if o.flags & CAUTIOUS else direction
+
+
+def _in_doubt(direction, g, error, o):
+    """Where rounding may turn the sign of a cautious direction, or of the gradient with its decay."""
+    doubt = ((direction.abs() <= error) | (g.abs() <= error)) if o.flags & CAUTIOUS else torch.zeros_like(g)
+    assert doubt.sum() <= 2
+    return doubt
+
+
 def _adamw(p, moments, g, o, kept):
     m, v, *largest = moments
     if o.flags & COUPLED_DECAY:
@@ -44,20 +55,23 @@ def _adamw(p, moments, g, o, kept):
     largest = [torch.maximum(v_max, v) for v_max in largest]
     denominator = ((largest or [v])[0] / (1 - o.beta2**o.step)).sqrt() + o.eps
     length = o.lr / (1 - o.beta1**o.step) / denominator
-    weight = p - length * m
-    bound = 3 * U * p.abs() + 6 * U * size * length + 12 * U * (weight - p).abs()
+    weight = p - length * _cautious(m, g, o)
+    doubt = length * m.abs() * _in_doubt(m, g, 6 * U * size, o)
+    bound = 3 * U * p.abs() + 6 * U * size * length + 12 * U * (length * m).abs() + doubt
     return [(weight, bound), (m, 6 * U * size), *((x, 7 * U * x) for x in (v, *largest))]
 
 
 def _sgd(p, moments, g, o, kept):
     g = g + o.weight_decay * p
-    size = g.abs() + p.abs()
+    size, doubt = g.abs() + p.abs(), 0.0
     for buffer in moments:
         size = size + buffer.abs()
         buffer = g if o.step == 1 else o.momentum * buffer + (1 - o.dampening) * g
-        moments, g = [(buffer, 6 * U * size)], g + o.momentum * buffer if o.flags & NESTEROV else buffer
+        direction = g + o.momentum * buffer if o.flags & NESTEROV else buffer
+        doubt = direction.abs() * _in_doubt(direction, g, 12 * U * size, o)
+        moments, g = [(buffer, 6 * U * size)], _cautious(direction, g, o)
     weight = p - o.lr * g
-    return [(weight, 2 * U * p.abs() + o.lr * 12 * U * size + 2 * U * weight.abs()), *moments]
+    return [(weight, 2 * U * p.abs() + o.lr * (12 * U * size + doubt) + 2 * U * weight.abs()), *moments]
 
 
 def _lion(p, moments, g, o, kept):
@@ -66,7 +80,7 @@ def _lion(p, moments, g, o, kept):
     c = o.beta1 * m + (1 - o.beta1) * g
     doubt = c.abs() <= 8 * U * size  # rounding may turn the sign
     assert doubt.sum() <= 2
-    weight = p - o.lr * (c.sign() + o.weight_decay * p)
+    weight = p - o.lr * (_cautious(c, g, o).sign() + o.weight_decay * p)
     bound = 3 * U * p.abs() + U * o.lr + 2 * U * weight.abs() + 2 * o.lr * doubt
     return [(weight, bound), (o.beta2 * m + (1 - o.beta2) * g, 6 * U * size)]
 
@@ -109,6 +123,8 @@ TABLE = {
         _adamw,
         [
             *({"flags": flags, "optional": amsgrad} for flags in (0, 1, 4, 5) for amsgrad in (False, True)),
+            {"flags": CAUTIOUS | MAXIMIZE},
+            {"flags": CAUTIOUS | COUPLED_DECAY},
             {"beta1": 0.5, "beta2": 0.9, "eps": 1e-3, "weight_decay": 0.3},
         ],
     ),
@@ -119,6 +135,8 @@ TABLE = {
             {"dampening": 0.3},
             {"flags": NESTEROV, "weight_decay": 0.25},
             {"flags": NESTEROV | MAXIMIZE},
+            {"flags": CAUTIOUS, "momentum": 0.5},
+            {"flags": CAUTIOUS | NESTEROV | MAXIMIZE, "weight_decay": 0.25},
         ],
     ),
     "muon_": Rule(
@@ -131,7 +149,10 @@ TABLE = {
             {"optional": False, "flags": CAUTIOUS | MAXIMIZE, "lr": 0.5, "weight_decay": 0.75},
         ],
     ),
-    "lion_": Rule(_lion, [{"flags": MAXIMIZE}, {"beta1": 0.6, "beta2": 0.75, "weight_decay": 0.25}]),
+    "lion_": Rule(
+        _lion,
+        [{"flags": MAXIMIZE}, {"flags": CAUTIOUS, "beta1": 0.7}, {"beta1": 0.6, "beta2": 0.75, "weight_decay": 0.25}],
+    ),
     "lamb_": Rule(
         _lamb,
         [

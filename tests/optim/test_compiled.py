@@ -17,6 +17,9 @@ from amp_kernels.testing.generators import normal
 OPTIONS = [
     pytest.param("AdamW", torch.float32, {"shadow_dtype": torch.bfloat16, "ema_decay": 0.9}, id="AdamW-shadows"),
     pytest.param("AdamW", torch.bfloat16, {"master_weights": "split"}, id="AdamW-split"),
+    pytest.param(
+        "AdamW", torch.bfloat16, {"master_weights": "split24", "state_dtype": "8bit", "cautious": True}, id="AdamW-8bit"
+    ),
     pytest.param("LAMB", torch.float16, {"zero_grads": True, "max_grad_norm": 1.0}, id="LAMB-float16"),
 ]
 FP32 = "AdamW", torch.float32, {}
@@ -34,7 +37,8 @@ class Training:
     def __init__(self, name, dtype, options):
         torch.manual_seed(0)
         self.dtype = dtype
-        self.model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2)).to(dtype)
+        width = 1024 if options.get("state_dtype") == "8bit" else 6
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.Linear(width, 4)).to(dtype)
         self.optimizer = getattr(ak.optim, name)(self.model.parameters(), lr=0.05, **options)
         self.scaler = ak.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
 

@@ -48,7 +48,7 @@ def test_the_shared_options_are_in_every_signature(name):
     for key, annotation in options.items():
         assert shown[key].annotation == typing.get_type_hints(kind.__init__)[key] == annotation
         assert getattr(kind(params()), key) == shown[key].default
-    assert "master_weights: Literal['fp32', 'split', 'none', 'none_rne'] = 'fp32'" in pydoc.render_doc(kind)
+    assert "master_weights: Literal['fp32', 'split', 'split24', 'none', 'none_rne'] = 'fp32'" in pydoc.render_doc(kind)
     assert all(f"\n    {key}: " in inspect.getdoc(akopt.MixedPrecision) for key in options)
 
     class Derived(kind):
@@ -122,9 +122,9 @@ BAD = [
         TypeError,
         "got an unexpected keyword argument 'sede'; the options of every optimizer here are master_w",
     ),
-    ("master_weights", "bf16", ValueError, "is 'bf16'; accepted: 'fp32', 'split', 'none', 'none_rne'"),
+    ("master_weights", "bf16", ValueError, "is 'bf16'; accepted: 'fp32', 'split', 'split24', 'none', 'none_rne'"),
     ("shadow_dtype", f32, ValueError, "shadow_dtype is torch.float32; accepted: None, float16, bfloat16"),
-    ("state_dtype", f16, ValueError, "state_dtype is torch.float16; accepted: float32, bfloat16"),
+    ("state_dtype", f16, ValueError, "state_dtype is torch.float16; accepted: float32, bfloat16, '8bit'"),
     ("max_grad_norm", -1.0, ValueError, "max_grad_norm is -1.0"),
     ("max_grad_norm", NAN, ValueError, "max_grad_norm is nan"),
     ("ema_decay", 1.0, ValueError, "ema_decay is 1.0; accepted: None, a number from 0 to below 1"),

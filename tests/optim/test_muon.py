@@ -353,3 +353,49 @@ def test_parameters_without_gradients_do_not_move():
     before = [p.detach().clone() for p in params]
     optimizer.step()
     assert [torch.equal(p, q) for p, q in zip(params, before, strict=True)] == [False, True] * 3
+
+
+# ---- steps in a graph; tests/ptx/executed_runtime.py replays one ----
+
+
+def graphed(params, optimizer):
+    """A captured step; without a GPU it steps eagerly and refuses what a replay would not repeat."""
+
+    def update(*grads):
+        for p, grad in zip(params, grads, strict=True):
+            p.grad = grad
+        optimizer.step()
+
+    return update, ak.graph_step(update, model=torch.nn.ParameterList(params), optimizer=optimizer)
+
+
+def test_a_captured_step_reads_lr_and_decay_from_memory():
+    """Not from the host, whose values a graph would keep (microsoft/dion#104)."""
+    found = []
+    for which in (0, 1):
+        params = parameters([(16, 24), (24, 16), (16, 24)])
+        optimizer = Muon(params, lr=2.0**-5)
+        step = graphed(params, optimizer)[which]
+        for seed, numbers in enumerate([(2.0**-5, 0.5), (2.0**-7, 0.5), (0.0, 2.0), (2.0**-4, 2.0), (2.0**-4, 0.0)]):
+            optimizer.param_groups[0].update(zip(("lr", "weight_decay"), numbers, strict=True))
+            before = [p.detach().clone() for p in params]
+            step(*(torch.randn(p.shape, generator=torch.Generator().manual_seed(seed)) for p in params))
+            assert same_bits(params, before) == (numbers[0] == 0.0)
+        found.append(params)
+    assert same_bits(*found)
+
+
+def test_a_captured_step_names_parameters_without_a_gradient():
+    """A graph that leaves them out would never move them (microsoft/dion#104)."""
+    params = parameters([(16, 24), (24, 16), (16, 24)])
+    optimizer = Muon(params)
+
+    def update(*grads):
+        params[0].grad, params[2].grad = grads
+        optimizer.step()
+
+    step = ak.graph_step(update, model=torch.nn.ParameterList(params), optimizer=optimizer)
+    with pytest.raises(ValueError, match=r"in the step: 1; accepted: a gradient"):
+        step(torch.ones(16, 24), torch.ones(16, 24))
+    params[1].requires_grad_(False)
+    step(torch.ones(16, 24), torch.ones(16, 24))

@@ -56,6 +56,27 @@ def test_the_matrices_of_a_parameter_move_as_matrices_of_their_own(shape, option
     assert torch.equal(whole.reshape(parts, *view), torch.stack([*pieces]))
 
 
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24)])
+@pytest.mark.parametrize(
+    ("adjust_lr_fn", "ratio"),
+    [
+        ("original", lambda rows, columns: max(1.0, rows / columns) ** 0.5),
+        ("match_rms_adamw", lambda rows, columns: 0.2 * 40**0.5),
+        ("spectral_unclamped", lambda rows, columns: (rows / columns) ** 0.5),
+    ],
+)
+def test_ratios(shape, adjust_lr_fn, ratio):
+    """Beside the default: from zero a weight is -lr * ratio * direction, rounded twice."""
+    moved = []
+    for options in ({"adjust_lr_fn": adjust_lr_fn}, {}):
+        p = torch.nn.Parameter(torch.zeros(shape))
+        set_grads([p], 0)
+        Muon([p], **options).step()
+        moved.append(p.detach())
+    wanted = ratio(*shape) / max(1.0, shape[0] / shape[1]) ** 0.5
+    torch.testing.assert_close(moved[0], wanted * moved[1], rtol=3 * 2.0**-23, atol=0)
+
+
 @pytest.mark.parametrize(
     ("layout", "options"),
     [

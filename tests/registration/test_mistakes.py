@@ -24,6 +24,10 @@ CALLS = {
     ak.linear: ({"x": X, "weight": W, "bias": B}, ("bias",)),
     ak.addmm: ({"input": B, "mat1": X, "mat2": W.t()}, ()),
     ak.baddbmm: ({"input": B, "batch1": X[None], "batch2": W.t()[None]}, ()),
+    ak.grouped_mm: (
+        {"a": X, "b": W.t()[None], "offs": torch.tensor([4], dtype=torch.int32), "bias": B},
+        ("offs", "bias"),
+    ),
     ak.mlp: ({"x": X, "weight1": W, "bias1": B, "weight2": W[:, :4], "bias2": B}, ("bias1", "bias2")),
     ak.layer_norm: ({"x": X, "normalized_shape": 8, "weight": X[0], "bias": X[0]}, ("weight", "bias")),
     ak.rms_norm: ({"x": X, "normalized_shape": 8, "weight": X[0], "residual": X}, ("weight", "residual")),

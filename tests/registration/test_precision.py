@@ -43,6 +43,7 @@ def _ctc(x):
 OURS = {
     "linear": lambda new: ak.linear(new(4, 8), new(8, 8)),
     "matmul": lambda new: ak.matmul(new(4, 8), new(8, 8)),
+    "grouped_mm": lambda new: ak.grouped_mm(new(2, 4, 8), new(2, 8, 8), bias=new(2, 8)),
     "addmm": lambda new: ak.addmm(new(4, 8), new(4, 8), new(8, 8)),
     "baddbmm": lambda new: ak.baddbmm(new(2, 4, 8), new(2, 4, 8), new(2, 8, 8)),
     "mlp": lambda new: ak.mlp(new(4, 8), new(8, 8), None, new(8, 8)),

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 
 import pytest
 import torch
@@ -37,6 +38,8 @@ def in_a_fork(function):
             signal.alarm(PATIENCE)
             function()
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -36,6 +36,10 @@ def check(
         if change:
             change(run)
         run.step(function, **call)
+        for i, param in enumerate(run.params):  # the remainder of a weight that is NaN holds bits of its payload
+            kind, piece, block, _ = run.place(i)
+            if kind.master in (torch.int16, torch.int8):
+                run.masters[block][piece][flat(param).isnan()] = 0
     for i, (wanted, got) in enumerate(zip(runs[0].tensors, runs[1].tensors, strict=True)):
         assert_same_bits(flat(got), flat(wanted), f"{op}, tensor {i}")
     return runs[1]
@@ -71,6 +75,43 @@ def test_every_way_to_keep_a_weight(op, amsgrad, grad_dtype, moment_dtype):
 
 
 @pytest.mark.parametrize("op", RULES)
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_moments_in_8_bits(op, amsgrad):
+    """With every way to keep a weight, around the ends of a block of 32 and of Triton's, and pieces of parameters."""
+    if amsgrad and op != "adamw_":
+        return
+
+    def move(update):
+        update.layout[:, 4] += torch.arange(len(update.params)) << 34
+
+    kinds = [*KINDS, Kind(F16, master=torch.int8), Kind(BF16, master=torch.int8, ema=True)]
+    shapes = ((7, 5), (0, 3), (32,), (1031,), (2048,))
+    scaled = {"grad_scale": 3.0, "sum_sq": 50.0, "max_norm": 2.0, "found_inf": 0.0}
+    check(op, kinds, move, shapes=shapes, moment_dtype=torch.uint8, grad_dtype=BF16, amsgrad=amsgrad, **scaled)
+
+
+@pytest.mark.parametrize("op", RULES)
+def test_moments_in_8_bits_of_any_bits(op):
+    """Codes and exponents that no encoding makes, and values that are not finite; and a skip."""
+
+    def plant(update):
+        generator = torch.Generator().manual_seed(1)
+        for buffers in update.moments:
+            for buffer in buffers:
+                elements = buffer.numel() // 33 * 32
+                buffer[:elements] = torch.randint(0, 256, (elements,), generator=generator, dtype=torch.uint8)
+                scales = torch.randint(48, 256, (buffer.numel() - elements,), generator=generator, dtype=torch.uint8)
+                buffer[elements:] = scales
+        update.grads[0].view(-1)[::97] = math.nan
+        update.grads[0].view(-1)[40] = math.inf
+
+    kinds = [Kind(F32), Kind(BF16, master=torch.int8)]
+    with np.errstate(all="ignore"):
+        for found in (0.0, 1.0):
+            check(op, kinds, plant, shapes=((1000,),), moment_dtype=torch.uint8, grad_dtype=F32, found_inf=found)
+
+
+@pytest.mark.parametrize("op", RULES)
 def test_fp32_weights_and_masters_are_never_rounded_stochastically(op):
     check(op, KINDS, flags=FLAG_STOCHASTIC)
 
@@ -92,7 +133,7 @@ def test_adamw_flags_and_options(first):
         "adamw_",
         [Kind(F32)] * 5,
         first=first,
-        flags=[0, MAXIMIZE, COUPLED_DECAY, MAXIMIZE | COUPLED_DECAY, COUPLED_DECAY],
+        flags=[0, MAXIMIZE, COUPLED_DECAY | CAUTIOUS, MAXIMIZE | COUPLED_DECAY, CAUTIOUS],
         lr=[0.3, 0.1, 1e-3, 1e-2, 0.0],
         beta1=[0.9, 0.0, 0.5, 0.95, 0.9],
         beta2=[0.999, 0.9, 0.0, 0.99, 0.9999],
@@ -108,7 +149,7 @@ def test_sgd_flags_and_options(first, momentum):
         if not momentum:
             update.moments = [[buffer[:0] for buffer in update.moments[0]]]
 
-    flags = [0, MAXIMIZE, NESTEROV, MAXIMIZE | NESTEROV, 0]
+    flags = [CAUTIOUS, MAXIMIZE, NESTEROV, MAXIMIZE | NESTEROV | CAUTIOUS, 0]
     check(
         "sgd_",
         [Kind(F32), SPLIT, Kind(F32), Kind(BF16), Kind(F32, shadow=F16)],
@@ -131,8 +172,8 @@ def test_lion_flags_and_options():
         "lion_",
         [Kind(F32), SPLIT, Kind(F32), Kind(BF16), Kind(F32, shadow=F16)],
         no_direction,
-        flags=[0, MAXIMIZE, 0, MAXIMIZE, 0],
-        lr=[0.3, 0.1, 1e-3, 1e-2, 0.0],
+        flags=[0, MAXIMIZE, 0, MAXIMIZE | CAUTIOUS, CAUTIOUS],
+        lr=[0.3, 0.1, 1e-3, 1e-2, 0.1],
         beta1=[0.9, 0.0, 0.5, 0.95, 0.9],
         beta2=[0.99, 0.9, 0.0, 0.5, 0.9999],
         weight_decay=[0.7, 0.0, 0.1, 0.2, 0.0],

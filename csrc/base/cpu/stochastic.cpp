@@ -8,12 +8,11 @@ namespace {
 
 // Random bits for the elements of a tile, one 16-bit number each. Word k of every Philox call is stored apart, so that
 // one vector holds the same word of several calls and the generator, most of the work, is vectorised.
-AK_SIMD_CLONES void random_span(uint32_t* __restrict random, int64_t n, uint64_t seed, uint32_t step, uint32_t param,
-                                uint64_t group) {
+AK_SIMD_CLONES void random_span(uint32_t* __restrict random, int64_t n, const RandomKey key, uint64_t group) {
   uint32_t words[4][kTile / 8];
   const int64_t calls = (n + 7) / 8;
   for (int64_t q = 0; q < calls; ++q) {
-    const Philox4 bits = rounding_bits(seed, step, param, group + static_cast<uint64_t>(q));
+    const Philox4 bits = rounding_bits(key.seed, key.step, key.index, group + static_cast<uint64_t>(q), key.stream);
     words[0][q] = bits.word[0];
     words[1][q] = bits.word[1];
     words[2][q] = bits.word[2];
@@ -33,9 +32,13 @@ AK_SIMD_CLONES void round_stochastic_span(const float* __restrict from, const ui
 
 }  // namespace
 
+void random_numbers(uint32_t* random, int64_t at, int64_t n, const RandomKey& key) {
+  random_span(random, n, key, key.first_group + static_cast<uint64_t>(at) / 8);
+}
+
 void store_stochastic(const float* tile, void* data, DType dtype, int64_t at, int64_t n, const RandomKey& key) {
   alignas(64) uint32_t random[kTile];
-  random_span(random, n, key.seed, key.step, key.index, static_cast<uint64_t>(at) / 8);
+  random_numbers(random, at, n, key);
   if (dtype == DType::kFloat16) {
     round_stochastic_span(tile, random, static_cast<fp16*>(data) + at, n);
   } else {

@@ -30,7 +30,7 @@ class Target {
   void zero(void* data, size_t bytes) const { std::memset(data, 0, bytes); }
   uint32_t* counters(size_t) const { return nullptr; }
 
-  void show(ArgName, const void*, size_t, bool, bool) const {}
+  void show(ArgName, const void*, size_t, bool, bool, size_t) const {}
   void show_fresh(ArgName, void*, size_t) const {}
 
   static const char* failure(const Status& status) { return status.message; }

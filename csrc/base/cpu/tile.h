@@ -98,9 +98,10 @@ void make_rounded(T* out, float* tile, int64_t n, const Make& make) {
   }
 }
 
-template <typename T>
-AK_SIMD_CLONES void join_span(const T* __restrict weight, const int16_t* __restrict remainder, float* __restrict master,
-                              int64_t n) {
+// Split masters, with a remainder of 16 or 8 bits.
+template <typename T, typename Remainder>
+AK_SIMD_CLONES void join_span(const T* __restrict weight, const Remainder* __restrict remainder,
+                              float* __restrict master, int64_t n) {
   for (int64_t i = 0; i < n; ++i) master[i] = join_master(weight[i], remainder[i]);
 }
 
@@ -111,6 +112,17 @@ AK_SIMD_CLONES void split_span(const float* __restrict master, T* __restrict wei
     const SplitMaster<T> s = split_master<T>(master[i]);
     weight[i].bits = s.weight.bits;  // by member: gcc does not vectorize nested struct copies
     remainder[i] = s.remainder;
+  }
+}
+
+// `random`: 8 bits an element; bits above them do not count.
+template <typename T>
+AK_SIMD_CLONES void split24_span(const float* __restrict master, const uint32_t* __restrict random,
+                                 T* __restrict weight, int8_t* __restrict remainder, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const SplitMaster<T> s = split_master24<T>(master[i], random[i] & 0xffu);
+    weight[i].bits = s.weight.bits;
+    remainder[i] = static_cast<int8_t>(s.remainder >> 8);
   }
 }
 

@@ -79,7 +79,7 @@ class Target {
     return own;
   }
 
-  void show(ArgName, const void*, size_t, bool, bool) const {}
+  void show(ArgName, const void*, size_t, bool, bool, size_t) const {}
   void show_fresh(ArgName, void*, size_t) const {}
 
   static std::string failure(const Status& status) {

@@ -85,15 +85,15 @@ class Target {
     return all.data();
   }
 
-  void show(ArgName name, const void* data, size_t bytes, bool holds_values, bool writable) {
+  void show(ArgName name, const void* data, size_t bytes, bool holds_values, bool writable, size_t element_size) {
     std::ostringstream text;
     text << name;
-    memory_.add(text.str(), data, bytes, holds_values, writable);
+    memory_.add(text.str(), data, bytes, holds_values, writable, element_size == 1 ? 1 : emu::kGranule);
   }
   // Declares uninitialized memory: filled with NaN, and an error to read before a kernel has written it.
   void show_fresh(ArgName name, void* data, size_t bytes) {
     if (bytes > 0) std::memset(data, 0xff, bytes);
-    show(name, data, bytes, false, true);
+    show(name, data, bytes, false, true, 2);
   }
 
   static std::string failure(const Status& status) { return status.message; }

@@ -413,13 +413,9 @@ AK_DEVICE void add_diagonal(float diagonal, const Chunk& at, float (&v)[2][2][4]
   }
 }
 
-template <class T, class Tile>
-AK_KERNEL(Tile::kThreads, Tile::kBlocks)
-gemm_sm80_kernel(AK_PARAM(Args) args) {
-  const Work work = work_of_block<Tile>(args);
-  float acc[Tile::kChunks][2][2][4] = {};
-  multiply<T, Tile>(args, work, acc);
-  if (args.splits > 1 && !combine_splits<Tile>(args, work, acc)) return;
+/// Applies the epilogue to the sums of a tile and stores the results.
+template <class Tile>
+AK_DEVICE void finish_tile(const Args& args, const Work& work, float (&acc)[Tile::kChunks][2][2][4]) {
   block_sync();  // no warp reads the ring any more
   const Output<Tile> output(args, work);
   if (args.finish.plain) {
@@ -439,6 +435,16 @@ gemm_sm80_kernel(AK_PARAM(Args) args) {
       for (int e = 0; e < 16; e++) acc[i][e / 8][e / 4 % 2][e % 4] = acc[i + 1][e / 8][e / 4 % 2][e % 4];
     }
   }
+}
+
+template <class T, class Tile>
+AK_KERNEL(Tile::kThreads, Tile::kBlocks)
+gemm_sm80_kernel(AK_PARAM(Args) args) {
+  const Work work = work_of_block<Tile>(args);
+  float acc[Tile::kChunks][2][2][4] = {};
+  multiply<T, Tile>(args, work, acc);
+  if (args.splits > 1 && !combine_splits<Tile>(args, work, acc)) return;
+  finish_tile<Tile>(args, work, acc);
 }
 
 }  // namespace mma_gemm

@@ -38,4 +38,9 @@ GemmScratchSize gemm_sm80_scratch(const GemmProblem& problem, const GemmSm80Conf
 template <class T>
 Status gemm_sm80(const GemmProblem& problem, const GemmSm80Config& config, const GemmScratch& scratch, Stream stream);
 
+/// A grouped product in one launch. Rows: A is row-major. Sums: A is m-major and B n-major. K is not split, so the bits
+/// of a group do not depend on the others.
+template <class T>
+Status gemm_sm80_grouped(const GroupedProblem& problem, Stream stream);
+
 }  // namespace ak

@@ -185,10 +185,10 @@ struct OutputRows {
   int64_t row_bytes;
   int rows, columns;
 
-  AK_DEVICE OutputRows(const Args& args, int batch, int row, int x)
+  AK_DEVICE OutputRows(const Args& args, int batch, int row, int end, int x)
       : line(address_in(args.epilogue.c, batch, row, x)),
         row_bytes(args.epilogue.c.row_bytes),
-        rows(args.m - row < 16 ? args.m - row : 16),
+        rows(end - row < 16 ? end - row : 16),
         columns(args.columns - x) {}
 };
 
@@ -274,6 +274,16 @@ AK_DEVICE void store_unaligned_rows(const OutputRows& to, const Staged& staged, 
   if ((end - skipped) % 2 != 0) store_one(end - 1);
 }
 
+/// Stores the box at (x, row) of a matrix; a group's rows end before row `end`.
+template <class Tile>
+AK_DEVICE void store_box(const TensorMap* map, uint32_t from, int x, int row, int matrix, int end) {
+  if constexpr (Tile::kRowGroups) {
+    tma_store(map, from, x, ragged_line(row, end), kRaggedLines, end);
+  } else {
+    tma_store(map, from, x, row, matrix);
+  }
+}
+
 /// Stores slices of 64 rows, `kColumns` columns (one or two boxes) at a time. All slices share the loaded operands.
 template <class T, bool kFloat, class Tile, class ElementOp>
 AK_DEVICE void store_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2], const ElementOp& op,
@@ -301,8 +311,9 @@ AK_DEVICE void store_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2]
       }
       publish_staging(consumer);
       if constexpr (kStoredByThreads<ElementOp>) {
-        store_unaligned_rows<kFloat, kColumns>(OutputRows(args, work.batch, row + warp * 16, work.n + part * kColumns),
-                                               BoxedRows{staging + warp * 16 * 128}, add);
+        store_unaligned_rows<kFloat, kColumns>(
+            OutputRows(args, work.batch, row + warp * 16, end_of_rows<Tile>(args, work), work.n + part * kColumns),
+            BoxedRows{staging + warp * 16 * 128}, add);
       } else if (thread == 0) {
         for (int box = 0; box < kColumns / kBox; box++) {
           const ColumnOrigin<Tile> to(args, work, part * kColumns + box * kBox);
@@ -310,7 +321,7 @@ AK_DEVICE void store_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2]
           if (add) {
             tma_reduce_add(map, staging + box * kSliceBytes, to.x, row, to.matrix);
           } else {
-            tma_store(map, staging + box * kSliceBytes, to.x, row, to.matrix);
+            store_box<Tile>(map, staging + box * kSliceBytes, to.x, row, to.matrix, work.end);
           }
         }
         bulk_commit();
@@ -337,8 +348,9 @@ AK_DEVICE void store_rounded_rows(const float (&acc)[Tile::kBlockN / 2], const E
   }
   warp_sync();
   if constexpr (kStoredByThreads<ElementOp>) {
-    store_unaligned_rows<false, Tile::kBlockN>(OutputRows(args, work.batch, m + warp * 16, work.n),
-                                               PitchedRows<kPitch>{lane_base});
+    store_unaligned_rows<false, Tile::kBlockN>(
+        OutputRows(args, work.batch, m + warp * 16, end_of_rows<Tile>(args, work), work.n),
+        PitchedRows<kPitch>{lane_base});
   } else {
     // Steps from one of a lane's 16-byte chunks to the next; past the end of a row the chunk wraps into the next row.
     constexpr int kDown = kWarpThreads / kChunks, kRight = kWarpThreads % kChunks;

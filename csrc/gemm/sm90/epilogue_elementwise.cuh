@@ -90,7 +90,7 @@ AK_DEVICE void run_elementwise_epilogue(const float (&acc)[Tile::kSlicesM][Tile:
   for (int i = 0;; i++) {
     const auto thread = static_cast<uint32_t>(recomputed(thread0)) - kWarpgroupThreads;  // without the producer
     const int lane = thread % kWarpThreads, warp = thread / kWarpThreads, consumer = thread / kWarpgroupThreads;
-    const int batch = recomputed(batch0), n = recomputed(n0);
+    const int batch = recomputed(batch0), n = recomputed(n0), end_m = end_of_rows<Tile>(args, work);
     const bool backward = e.preact.data != nullptr, gated = e.activation == Activation::swiglu,
                halved = gated && !backward;
     const int log_width = gated ? log2(kColumns / 2) : log2(kColumns), width = 1 << log_width;
@@ -100,7 +100,7 @@ AK_DEVICE void run_elementwise_epilogue(const float (&acc)[Tile::kSlicesM][Tile:
     const uint32_t staged = staging + consumer * staging_bytes<kFloat, Tile>() + warp % 4 * 16 * kColumns * 4;
     const int slice = Tile::kSlicesM > 1 && i >= parts, first = (i - slice * parts) * width, column0 = n + first;
     const int row0 = work.m + (Tile::kPingpong ? 0 : consumer * Tile::kConsumerRows) + slice * 64 + warp % 4 * 16,
-              rows = args.m - row0 < 16 ? args.m - row0 : 16;
+              rows = end_m - row0 < 16 ? end_m - row0 : 16;
     if (i == Tile::kSlicesM * parts || rows <= 0) return;
     warp_sync();  // the previous columns have been read
     if (!gated) {
@@ -121,7 +121,7 @@ AK_DEVICE void run_elementwise_epilogue(const float (&acc)[Tile::kSlicesM][Tile:
       const int column = column0 + x, last = column < end ? rows : 0;
       // Top of an operand's column, `offset` columns to the right; an element below it.
       const auto at = [&](const Operand& t, int offset) {
-        return address_in(t, &t == &e.bias ? 0 : batch, row0, column + offset);
+        return address_in(t, &t == &e.bias && !Tile::kRowGroups ? 0 : batch, row0, column + offset);
       };
       const auto element = [&](const Operand& t, const char* top, int r) {
         return load_element(t.type, top + r * t.row_bytes);
@@ -140,7 +140,8 @@ AK_DEVICE void run_elementwise_epilogue(const float (&acc)[Tile::kSlicesM][Tile:
         // z = alpha (A B) + bias
         const auto preactivation = [&](int stage_offset, int offset) {
           const float sum = shared_at<float>(staged_at(stage_offset))[0];
-          const float bias = e.bias.data ? element(e.bias, offset ? at(e.bias, offset) : bias_top, r) : -0.0f;
+          const float bias =
+              bias_of_tile<Tile>(args, batch) ? element(e.bias, offset ? at(e.bias, offset) : bias_top, r) : -0.0f;
           const float z = fma(e.alpha, sum, bias);
           if (e.z.data) store_element(e.z.type, at(e.z, offset) + r * e.z.row_bytes, z);
           return z;

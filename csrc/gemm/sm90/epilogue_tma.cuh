@@ -36,6 +36,7 @@ struct TileBoxes {
   static constexpr int kBoxBytes = kSliceBytes / (kColumns / kBoxColumns);
   int m, n, batch;  ///< first row and column in C
   int aux_batch;    ///< matrix of the auxiliary map
+  int end;          ///< row at which the tile's rows end
   int columns;      ///< of the tile within C
   int steps_per_slice, steps;
   bool pairs;
@@ -45,10 +46,11 @@ struct TileBoxes {
       : m(opaque(work.m) + (Tile::kPingpong ? 0 : opaque(consumer) * Tile::kConsumerRows)),
         n(opaque(work.n)),
         batch(opaque(work.batch)),
-        aux_batch(batch * args.aux_batched) {
+        aux_batch(batch * args.aux_batched),
+        end(end_of_rows<Tile>(args, work)) {
     static_assert(Tile::kSlicesM <= 2, "a consumer has one slice or two");
     columns = args.columns - n < args.tile_columns ? args.columns - n : args.tile_columns;
-    const int slices = m >= args.m ? 0 : Tile::kSlicesM == 1 || m + 64 >= args.m ? 1 : 2;
+    const int slices = m >= end ? 0 : Tile::kSlicesM == 1 || m + 64 >= end ? 1 : 2;
     steps_per_slice = columns <= 0 ? 0 : (columns + kColumns - 1) / kColumns;
     steps = slices * steps_per_slice;
     pairs = !kFloat && args.epilogue.activation == Activation::swiglu && args.epilogue.preact.data;
@@ -102,7 +104,7 @@ struct TileBoxes {
   AK_DEVICE void store(const TensorMap* map, uint32_t slots, int step) const {
     const uint32_t slot_at = slots + slot(step) * kSliceBytes;
     each_box(step, [&](int x, uint32_t offset) {
-      tma_store(map, slot_at + offset, x, row(step), batch);
+      store_box<Tile>(map, slot_at + offset, x, row(step), batch, end);
       if (pairs) tma_store(map, slot_at + kSliceBytes + offset, x, row(step), 1);
     });
     bulk_commit();
@@ -207,9 +209,9 @@ struct LaneBias {
   bool is_float;
   int end, first;
 
-  AK_DEVICE LaneBias(const Args& args, int lane)
-      : is_float(args.float_bias), end(args.epilogue.bias.data ? args.n : 0), first(lane % 4 * 2) {
-    data = opaque(args.epilogue.bias.data + first * (is_float ? 4 : 2));
+  AK_DEVICE LaneBias(const Args& args, const char* bias, int lane)
+      : is_float(args.float_bias), end(bias ? args.n : 0), first(lane % 4 * 2) {
+    data = opaque(bias + first * (is_float ? 4 : 2));
   }
   /// Loads the chunk at `column`; `to` keeps its values out of bounds.
   AK_DEVICE void load_chunk(int column, ChunkBias& to) const {
@@ -334,7 +336,7 @@ AK_DEVICE void run_tma_epilogue(const float (&acc)[Tile::kSlicesM][Tile::kBlockN
   constexpr bool kGated = kActivation == Activation::swiglu;
   const bool reads_aux = kBackward || args.reads_aux;
   const int end = opaque(args.n);
-  const LaneBias lane_bias(args, lane);
+  const LaneBias lane_bias(args, bias_of_tile<Tile>(args, boxes.batch), lane);
   ChunkBias bias = identity_bias();
   if (!kBackward) lane_bias.load_chunk(boxes.n, bias);
   int slot = 0;

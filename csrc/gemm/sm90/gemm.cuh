@@ -91,9 +91,16 @@ AK_DEVICE void main_loop(Pipeline& p, const Work& work, int group, float (&acc)[
   }
   all_issued();
   wgmma_wait<0>();
-  release(previous);
+  if (Tile::kGrouping == Grouping::kNone || previous >= 0) release(previous);
   AK_UNROLL
   for (int i = 0; i < Tile::kSlicesM; i++) wgmma_pin(acc[i]);
+  if (Tile::kGrouping != Grouping::kNone && previous < 0) {  // a sum of no terms
+    AK_UNROLL
+    for (int i = 0; i < Tile::kSlicesM; i++) {
+      AK_UNROLL
+      for (int j = 0; j < Tile::kBlockN / 2; j++) acc[i][j] = 0.0f;
+    }
+  }
 }
 
 // ---- split k: each part writes its accumulators to scratch in register order and increments a counter. The last to
@@ -205,13 +212,19 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
     const Epilogue& e = args.epilogue;
     if (Tile::kPingpong && consumer == 1)  // the first turn is free
       named_barrier_arrive(kTurnBarrier, 2 * kWarpgroupThreads);
-    constexpr uint32_t kWorkPhase = 4;
+    constexpr uint32_t kWorkPhase = 4, kTookTurn = 8;
     uint32_t phases = 0;  // phase bits of the barriers this consumer waits on: two slots, then work_full
     for (;;) {
       const NextWork next = take_work(p, p.mailbox(consumer), (phases & kWorkPhase) != 0);
       phases ^= kWorkPhase;
       const Work& work = next.work;
-      if (work.steps == 0) break;
+      if constexpr (Tile::kGrouping != Grouping::kNone && Tile::kPingpong) {
+        // A block may have no tile: then the first turn, which was free, is taken for nothing.
+        const bool first = (phases & kTookTurn) == 0;
+        if (work.steps == Tile::kEndMark && first && consumer == 0) named_barrier(kTurnBarrier, 2 * kWarpgroupThreads);
+        phases |= kTookTurn;
+      }
+      if (work.steps == Tile::kEndMark) break;
       if constexpr (Tile::kPingpong) {  // until the other consumer hands over the tensor cores
         named_barrier(kTurnBarrier + consumer, 2 * kWarpgroupThreads);
       }
@@ -223,7 +236,7 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
       });
       const int row = work.m + group * Tile::kConsumerRows;
       // Out of bounds; another consumer or the cluster peer still needs this tile's stages.
-      if (row >= args.m || work.n >= args.columns) continue;
+      if (row >= end_of_rows<Tile>(args, work) || work.n >= args.columns) continue;
       if constexpr (Tile::kTriangular) {
         store_mirrored<T, Tile>(acc, &map_c, p.staging_of(consumer), consumer, row, work, args);
         continue;
@@ -232,8 +245,9 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
         if (thread_in_warpgroup() == 0) mbarrier_arrive(p.mailbox(consumer).slot_requested());
       };
       if (args.has_slow_exit) {
-        const bool last = args.schedule.splits == 1 || reduce_splits<Tile>(args.schedule, work, group, consumer,
-                                                                           p.mailbox(consumer).is_last_split(), acc);
+        const bool last =
+            Tile::kGrouping != Grouping::kNone || args.schedule.splits == 1 ||
+            reduce_splits<Tile>(args.schedule, work, group, consumer, p.mailbox(consumer).is_last_split(), acc);
         if (Tile::kTakesEpilogue && args.needs_slot_request) {
           request_slots();
           if (last && args.stores_z_first) {
@@ -243,6 +257,7 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
         }
         if (!last) continue;
       }
+      const char* const bias = bias_of_tile<Tile>(args, work.batch);
       const auto store = [&](const auto& op) {
         store_tile<T, kFloat, Tile>(acc, op, args.stores_z_first ? &map_z : &map_c, p.staging_of(consumer), consumer,
                                     row, work, args);
@@ -252,11 +267,11 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
       } else if (args.path.direct == DirectStore::kScaled) {
         store(Scale{e.alpha});
       } else if (args.path.direct == DirectStore::kBias) {
-        store(AddBias<T>{reinterpret_cast<const T*>(e.bias.data), args.n});
+        store(AddBias<T>{reinterpret_cast<const T*>(bias), bias || !Tile::kRowGroups ? args.n : 0});
       } else if (args.path.direct == DirectStore::kFloatBias) {
-        store(AddBias<float>{reinterpret_cast<const float*>(e.bias.data), args.n});
+        store(AddBias<float>{reinterpret_cast<const float*>(bias), bias || !Tile::kRowGroups ? args.n : 0});
       } else if (args.path.direct == DirectStore::kUnaligned) {
-        store(ScaleAddBias{e.alpha, e.bias.data, e.bias.type, args.n});
+        store(ScaleAddBias{e.alpha, bias, e.bias.type, args.n});
       }
       if constexpr (Tile::kTakesEpilogue) {
         if (args.path.fused == FusedEpilogue::kNone) continue;
@@ -264,23 +279,25 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
           run_elementwise_epilogue<kFloat, Tile>(acc, p.staging, work, args);
           continue;
         }
-        if (args.stores_z_first) {  // the slots are free once z's store, or all warps, have read them
-          if (!Tile::kFullBoxes) publish_staging(consumer);
-          if (thread_in_warpgroup() == 0) bulk_wait_read<0>();
-          request_slots();
-        }
-        const TileBoxes<kFloat, Tile> boxes(args, work, consumer);
-        with_activation(e.activation, [&](auto activation) {
-          const auto finish = [&](auto backward) {
-            run_tma_epilogue<T, kFloat, backward.value, activation.value, Tile>(acc, boxes, p.staging_of(consumer),
-                                                                                p.mailbox(consumer), phases, args);
-          };
-          if (kFloat || !e.preact.data) {
-            finish(std::false_type());
-          } else {
-            finish(std::true_type());
+        if constexpr (Tile::kTakesBoxes) {
+          if (args.stores_z_first) {  // the slots are free once z's store, or all warps, have read them
+            if (!Tile::kFullBoxes) publish_staging(consumer);
+            if (thread_in_warpgroup() == 0) bulk_wait_read<0>();
+            request_slots();
           }
-        });
+          const TileBoxes<kFloat, Tile> boxes(args, work, consumer);
+          with_activation(e.activation, [&](auto activation) {
+            const auto finish = [&](auto backward) {
+              run_tma_epilogue<T, kFloat, backward.value, activation.value, Tile>(acc, boxes, p.staging_of(consumer),
+                                                                                  p.mailbox(consumer), phases, args);
+            };
+            if (kFloat || !e.preact.data) {
+              finish(std::false_type());
+            } else if constexpr (!Tile::kRowGroups) {
+              finish(std::true_type());
+            }
+          });
+        }
       }
     }
     if (thread_in_warpgroup() == 0) bulk_wait<0>();  // shared memory must outlive the stores' reads

@@ -200,6 +200,39 @@ inline constexpr int kGemmSm90Triangle = 128;
 template <class T>
 Status gemm_sm90_symmetric(const GemmProblem& problem, Stream stream);
 
+/// Rows and columns of a tile of a grouped product.
+inline constexpr int kGemmSm90GroupTile = 128;
+
+/// The most tiles that the groups may have: each, and the rows in none, may end with a tile that is not full.
+inline int64_t gemm_sm90_group_tiles(const GroupedProblem& p) {
+  const auto tiles = [](int x, int by) { return (x + int64_t{by} - 1) / by; };
+  const GemmProblem& q = p.product;
+  const int64_t rows =
+      p.sums ? tiles(q.m, kGemmSm90GroupTile) * p.groups : q.m / kGemmSm90GroupTile + int64_t{p.groups} + 1;
+  return rows * tiles(columns_of_sums(q), kGemmSm90GroupTile / (is_halved(q) ? 2 : 1));
+}
+
+/// Reason why gemm_sm90_grouped cannot run this problem, or null.
+inline const char* gemm_sm90_refuses_groups(const GroupedProblem& p) {
+  const GemmProblem& q = p.product;
+  const GemmEpilogue& e = q.epilogue;
+  if (q.m < 1 || q.n < 1 || q.k < 1 || p.groups < 1) return "gemm_sm90: m, n, k and groups are at least 1";
+  if (p.sums ? !q.m_major_a || !q.n_major_b : q.m_major_a)
+    return "gemm_sm90: groups of rows take a row-major A, sums over groups an m-major A and an n-major B";
+  if (!gemm_sm90_reads(q.a, q.ld_a, 0) || !gemm_sm90_reads(q.b, q.ld_b, p.sums ? 0 : q.batch_stride_b))
+    return "gemm_sm90: A, B, and the distances between their rows and matrices are multiples of 16 bytes";
+  if (e.alpha != 1.0f || e.residual.data || e.preact.data || e.column_sums || (p.sums && !is_plain(e)))
+    return "gemm_sm90: groups of rows take a bias, an activation and z, sums none";
+  if (is_halved(q) && q.n_major_b && q.n % 16 != 0)
+    return "gemm_sm90: swiglu takes halves of an n-major B of multiples of 8";
+  if (gemm_sm90_group_tiles(p) > INT32_MAX / 2) return "gemm_sm90: more tiles than an int counts";
+  return nullptr;
+}
+
+/// A grouped product in one launch. K is not split, so the bits of a group do not depend on the others.
+template <class T>
+Status gemm_sm90_grouped(const GroupedProblem& problem, Stream stream);
+
 /// One product in one launch. `T` is the type of A and B. Bitwise reproducible: the parts of a
 /// split product are added in the order of k.
 template <class T>

@@ -74,6 +74,83 @@ class TileScheduler {
   int next_;
 };
 
+/// Tiles of a grouped product, group by group. Every role walks the groups by itself: a block enters all groups up to
+/// its last tile, and adjacent ends share a cache line.
+template <class Tile>
+class GroupedScheduler {
+ public:
+  AK_DEVICE explicit GroupedScheduler(const Args& args) : args_(args), tile_(block_index()) {
+    enter_group();
+    find_group();
+  }
+
+  AK_DEVICE bool more() const { return group_ < group_count(); }
+
+  AK_DEVICE bool next(Work& work) {
+    if (!more()) return false;
+    const Schedule& s = args_.schedule;
+    const int raster = tile_ / (kRaster * s.line_length), in_raster = tile_ - raster * (kRaster * s.line_length);
+    const int left = lines_of_group() - raster * kRaster, lines = left < kRaster ? left : kRaster;
+    const int column = in_raster / lines, line = raster * kRaster + in_raster - column * lines;
+    work.m = (Tile::kRowGroups ? begin_ : 0) + line * Tile::kBlockM;
+    work.n = column * s.tile_columns;
+    work.batch = group_;
+    work.begin = begin_, work.end = end_;
+    work.first_step = 0;
+    work.steps = Tile::kTermGroups ? blocks(end_ - begin_, kBlockK) : group_ < args_.groups.count ? s.k_steps : 0;
+    tile_ += s.clusters;
+    find_group();
+    return true;
+  }
+
+ private:
+  static constexpr int kRaster = 8;  // lines of tiles rasterized together, so that their slices of A and B stay in L2
+
+  AK_DEVICE static int blocks(int x, int by) { return (x + by - 1) / by; }
+  /// The rows behind the last end are like a group, without terms.
+  AK_DEVICE int group_count() const { return args_.groups.count + (Tile::kRowGroups ? 1 : 0); }
+
+  /// Rows of tiles.
+  AK_DEVICE int lines_of_group() const {
+    if constexpr (Tile::kRowGroups) return blocks(end_ - begin_, Tile::kBlockM);
+    return begin_ == end_ && args_.output == Output::kAccumulate ? 0 : args_.schedule.lines;
+  }
+  /// Moves to the group of the next tile.
+  AK_DEVICE void find_group() {
+    AK_NO_UNROLL
+    while (more()) {
+      const int tiles = lines_of_group() * args_.schedule.line_length;
+      if (tile_ < tiles) return;
+      tile_ -= tiles;
+      begin_ = end_;
+      group_++;
+      if (more()) enter_group();
+    }
+  }
+  AK_DEVICE void enter_group() {
+    const GroupEnds& groups = args_.groups;
+    int end = groups.total;
+    if (group_ < groups.count) end = load(groups.offs + group_ * groups.stride);
+    end_ = end < begin_ ? begin_ : end > groups.total ? groups.total : end;
+  }
+
+  const Args& args_;
+  int tile_;  // the next one, counted from the group's first
+  int group_ = 0, begin_ = 0, end_ = 0;
+};
+
+template <class Tile>
+using SchedulerOf = std::conditional_t<Tile::kGrouping == Grouping::kNone, TileScheduler<Tile>, GroupedScheduler<Tile>>;
+/// The argument of its constructor.
+template <class Tile>
+AK_DEVICE const auto& scheduled_by(const Args& args) {
+  if constexpr (Tile::kGrouping == Grouping::kNone) {
+    return args.schedule;
+  } else {
+    return args;
+  }
+}
+
 // ---- ring of stages: a stage's `empty` barrier completes when all consumers have read it, its `full` barrier when A
 // and B have arrived. In a cluster of two the blocks share one operand: each loads half of it and multicasts it to
 // both, so a stage is empty when the consumers of both blocks are done.
@@ -81,6 +158,7 @@ class TileScheduler {
 /// Shared memory addresses, and a warp's position in the ring of stages.
 template <bool kFloat, class Tile>
 struct Pipeline {
+  static constexpr bool kGrouped = Tile::kGrouping != Grouping::kNone;
   uint32_t a, b, staging, full, empty, mailboxes;
   int stage = 0, phase = 0;
 
@@ -154,6 +232,14 @@ AK_DEVICE void load_rows(uint32_t to, const TensorMap* map, uint32_t full, int f
   }
 }
 
+/// Loads kRows rows of A or columns of B from `first` on, and 64 terms from `k` on: zeros from term `end` on.
+template <int kRows>
+AK_DEVICE void load_terms(uint32_t to, const TensorMap* map, uint32_t full, int first, int k, int end) {
+  AK_UNROLL
+  for (int i = 0; i < kRows / 64; i++)
+    tma_load(to + i * kSliceBytes, map, full, first + i * 64, ragged_line(k, end), kRaggedLines, end);
+}
+
 /// Waits until a stage is empty, then loads one k step of a tile into it.
 template <Major kMajorA, Major kMajorB, class Tile, class Pipeline>
 AK_DEVICE void fill_stage(Pipeline& p, const TensorMap* map_a, const TensorMap* map_b, const Args& args, int rank,
@@ -172,6 +258,11 @@ AK_DEVICE void fill_stage(Pipeline& p, const TensorMap* map_a, const TensorMap* 
   mbarrier_arrive_expect_tx(full, Tile::kBytesA + Tile::kBytesB);
   const uint32_t a = p.a + p.stage * Tile::kBytesA + my_row_a * kRowBytes;
   const uint32_t b = p.b + p.stage * Tile::kBytesB + my_row_b * kRowBytes;
+  if constexpr (Tile::kTermGroups) {
+    load_terms<kRowsA>(a, map_a, full, work.m, work.begin + k, work.end);
+    load_terms<kRowsB>(b, map_b, full, work.n, work.begin + k, work.end);
+    return;
+  }
   load_rows<kMajorA, kRowsA, kShareA>(a, map_a, full, work.m + my_row_a, k, batch_a);
   if constexpr (kShareB) {
     load_rows<kMajorB, kRowsB, true>(b, map_b, full, work.n + rank * args.second_half, k, batch_b);
@@ -185,7 +276,7 @@ AK_DEVICE void fill_stage(Pipeline& p, const TensorMap* map_a, const TensorMap* 
 
 template <Major kMajorA, Major kMajorB, class Tile, class Pipeline>
 AK_DEVICE void produce(Pipeline& p, const TensorMap* map_a, const TensorMap* map_b, const Args& args) {
-  TileScheduler<Tile> scheduler(args.schedule);
+  SchedulerOf<Tile> scheduler(scheduled_by<Tile>(args));
   const int rank = rank_in_cluster<Tile>();
   Work work;
   while (scheduler.next(work)) {
@@ -199,7 +290,7 @@ AK_DEVICE void produce(Pipeline& p, const TensorMap* map_a, const TensorMap* map
 
 /// A consumer's next tile.
 struct NextWork {
-  Work work;           ///< steps is 0 after the last tile; first_step is not set
+  Work work;           ///< steps is kEndMark after the last tile; first_step is not set
   bool other_follows;  ///< pingpong: the other consumer has the next tile
 };
 
@@ -210,19 +301,32 @@ AK_DEVICE NextWork posted(Pipeline& p, Mailbox mailbox) {
   const auto number = [](uint32_t x) { return static_cast<int>(x); };
   p.stage = number(b[2] / 2);
   p.phase = number(b[2] % 2);
-  return {{number(a[0]), number(a[1]), number(a[2]), 0, number(a[3]), number(b[0]), number(b[1])}, b[3] != 0};
+  if constexpr (Pipeline::kGrouped) {
+    Work work{};
+    work.m = number(a[0]), work.n = number(a[1]), work.batch = number(a[2]), work.end = number(a[3]);
+    work.steps = number(b[0]);
+    return {work, b[3] != 0};
+  }
+  return {{number(a[0]), number(a[1]), number(a[2]), 0, number(a[3]), number(b[0]), number(b[1]), 0, 0}, b[3] != 0};
 }
 
 /// Posts the consumer's next tile and the ring position of its first step; false if there is none. The position follows
 /// from the tile posted before. `other_goes_first`: pingpong, the tile before it is the other consumer's.
 template <class Tile, class Pipeline>
-AK_DEVICE bool post_next(TileScheduler<Tile>& scheduler, Pipeline& p, Mailbox mailbox, bool other_goes_first) {
+AK_DEVICE bool post_next(SchedulerOf<Tile>& scheduler, Pipeline& p, Mailbox mailbox, bool other_goes_first) {
   p.skip(posted(p, mailbox).work.steps);
   Work work{};
   if (other_goes_first && scheduler.next(work)) p.skip(work.steps);
   work = {};  // that tile may be the last
   const bool exists = scheduler.next(work);
   const auto word = [](int x) { return static_cast<uint32_t>(x); };
+  if constexpr (Pipeline::kGrouped) {
+    if (!exists) work.steps = Tile::kEndMark;
+    store_shared_16(mailbox.work(), {{word(work.m), word(work.n), word(work.batch), word(work.end)}});
+    store_shared_16(mailbox.work() + 16, {{word(work.steps), 0u, word(p.stage * 2 + p.phase), scheduler.more()}});
+    mbarrier_arrive(mailbox.work_full());
+    return exists;
+  }
   store_shared_16(mailbox.work(), {{word(work.m), word(work.n), word(work.batch), word(work.steps)}});
   store_shared_16(mailbox.work() + 16,
                   {{word(work.split), word(work.tile), word(p.stage * 2 + p.phase), scheduler.more()}});
@@ -246,9 +350,9 @@ AK_DEVICE void run_scheduler_warp(Pipeline<kFloat, Tile>& p, const TensorMap* ma
   const auto consumer = [] {
     return static_cast<int>(static_cast<uint32_t>(opaque(thread_index())) / kWarpThreads) - 1;
   };
-  TileScheduler<Tile> scheduler(args.schedule);
+  SchedulerOf<Tile> scheduler(scheduled_by<Tile>(args));
   const Mailbox mailbox = p.mailbox(consumer());
-  const bool by_tma = Tile::kTakesEpilogue && args.path.fused == FusedEpilogue::kTma;
+  const bool by_tma = Tile::kTakesBoxes && args.path.fused == FusedEpilogue::kTma;
   if (by_tma) prefetch_tensor_map(map_c);
   if (by_tma && args.reads_aux) prefetch_tensor_map(map_aux);
   uint32_t phases = 0;  // phase bits of the barriers this warp waits on
@@ -261,12 +365,13 @@ AK_DEVICE void run_scheduler_warp(Pipeline<kFloat, Tile>& p, const TensorMap* ma
     const auto place = load_shared_16(mailbox.place());
     Work work{};
     work.m = static_cast<int>(place[0]), work.n = static_cast<int>(place[1]), work.batch = static_cast<int>(place[2]);
+    if constexpr (Tile::kRowGroups) work.end = static_cast<int>(place[3]);
     return TileBoxes<kFloat, Tile>(args, work, consumer());
   };
   constexpr int kSlotRequested = 2, kWorkEmpty = 3;  // bits after those of the two slots
   store_shared_16(mailbox.work(), {});
   store_shared_16(mailbox.work() + 16, {});  // the ring begins at stage 0
-  bool more = post_next(scheduler, p, mailbox, Tile::kPingpong && consumer() == 1);
+  bool more = post_next<Tile>(scheduler, p, mailbox, Tile::kPingpong && consumer() == 1);
   while (more) {
     wait_phase(mailbox.work_empty(), kWorkEmpty);
     store_shared_16(mailbox.place(), load_shared_16(mailbox.work()));
@@ -284,7 +389,7 @@ AK_DEVICE void run_scheduler_warp(Pipeline<kFloat, Tile>& p, const TensorMap* ma
     }
     if (wanted) fill_first_slots(boxes(), map_aux, p.staging_of(consumer()), mailbox, args.reads_aux);
     // Post only after is_last_split() has been read: the consumer's next tile overwrites it.
-    more = post_next(scheduler, p, mailbox, Tile::kPingpong);
+    more = post_next<Tile>(scheduler, p, mailbox, Tile::kPingpong);
     if (wanted)
       store_and_refill_slots(boxes(), map_c, map_aux, p.staging_of(consumer()), mailbox, args.reads_aux, phases);
   }

@@ -13,16 +13,27 @@ constexpr int kSliceBytes = 64 * 64 * 2;  // 64 rows (or columns) of one stage
 constexpr int kWarpgroupThreads = 128;
 constexpr int kSharedLimit = 232448;  // bytes per block
 
+/// Parts of a grouped product (GroupedProblem).
+enum class Grouping {
+  kNone,
+  kRows,  ///< groups of rows of A and C
+  kSums,  ///< groups of terms
+};
+
 /// A tile of C and its schedule. Cooperative: the consumer warpgroups share its rows evenly. Pingpong: two consumers
 /// alternate tiles. The blocks of a cluster work on adjacent tiles: one below the other, sharing B, or with kShareA
 /// side by side, sharing A.
 template <int kBlockM_, int kBlockN_, int kStages_, int kCluster_, int kConsumers_, bool kPingpong_ = false,
-          bool kShareA = false, bool kTriangular_ = false>
+          bool kShareA = false, bool kTriangular_ = false, Grouping kGrouping_ = Grouping::kNone>
 struct Tile {
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kStages = kStages_, kCluster = kCluster_,
                        kConsumers = kConsumers_;
   static constexpr bool kPingpong = kPingpong_;
   static constexpr bool kTriangular = kTriangular_;  // of a symmetric C only tiles of the lower triangle are computed
+  static constexpr Grouping kGrouping = kGrouping_;
+  static constexpr bool kRowGroups = kGrouping == Grouping::kRows, kTermGroups = kGrouping == Grouping::kSums;
+  /// Work::steps behind the last tile. A tile of a grouped product may have no k steps.
+  static constexpr int kEndMark = kGrouping == Grouping::kNone ? 0 : -1;
   static constexpr int kClusterM = kShareA ? 1 : kCluster, kClusterN = kShareA ? kCluster : 1;
   static constexpr int kThreads = kWarpgroupThreads * (1 + kConsumers);
   static constexpr int kGroups = kPingpong ? 1 : kConsumers;  // consumers that share a tile
@@ -32,10 +43,13 @@ struct Tile {
   // Registers per thread. All warpgroups start with an equal share of 64 K (255, 168 or 128 per thread); the producer
   // warpgroup then gives most of its share to the consumers. A single consumer needs no more than its share. 128
   // accumulators need all that there are: only then can an epilogue work on eight independent values at a time.
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kAccumulators == 128 ? 24 : 40;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kAccumulators == 128 ? 240 : 232;
+  static constexpr bool kManyRegisters = kAccumulators == 128 && kGrouping == Grouping::kNone;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kManyRegisters ? 24 : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kManyRegisters ? 240 : 232;
   static constexpr GemmTile kShape{kBlockM, kBlockN, kClusterM, kClusterN, kConsumers, kPingpong};
   static constexpr bool kTakesEpilogue = !kTriangular && gemm_sm90_takes_epilogue(kShape);
+  /// True if an epilogue may be that of epilogue_tma.cuh: sums over groups have none.
+  static constexpr bool kTakesBoxes = kTakesEpilogue && !kTermGroups;
   static constexpr int kBytesA = kBlockM * kBlockK * 2, kBytesB = kBlockN * kBlockK * 2;
   // TMA boxes have 64 columns of 16 bits, 128 bytes. Tiles whose width is no multiple of 64 take boxes of 16 columns in
   // the TMA epilogue, and their direct stores go row by row.
@@ -53,6 +67,8 @@ struct Tile {
   static_assert(kFullBoxes || kTakesEpilogue, "tiles without an epilogue have no staging buffer for rows");
   static_assert(kCluster == 1 || kCluster == 2, "a cluster has one block or two");
   static_assert(!kTriangular || (kBlockM == kBlockN && kCluster == 1), "a triangle is one of square tiles");
+  static_assert(kGrouping == Grouping::kNone || kCluster == 1,
+                "the blocks of a cluster would take tiles of two groups");
   static_assert(kStages >= 2, "a stage is released one step after its use, so a single stage would deadlock");
 };
 
@@ -164,6 +180,14 @@ struct Epilogue {
   float* column_sums;
 };
 
+/// Groups of a grouped product; each end is clamped to [previous end, total].
+struct GroupEnds {
+  const int32_t* offs;
+  int64_t stride;
+  int count;
+  int total;  // rows of A or terms
+};
+
 struct Args {
   Epilogue epilogue;
   EpiloguePath path;
@@ -180,16 +204,32 @@ struct Args {
   int second_half;   // columns of B from the first half of a tile to the second: kBlockN / 2, or n / 2 with swiglu
   int value_gap;     // columns of B between the two halves
   Schedule schedule;
+  GroupEnds groups;
 };
 
 /// One work item of a block.
 struct Work {
-  int m, n;  // first row and column in C
-  int batch;
+  int m, n;               // first row and column in C
+  int batch;              // or group; behind the last group of rows, the rows that are in none
   int first_step, steps;  // of k
   int split;
-  int tile;  // index of the tile in scratch
+  int tile;        // index of the tile in scratch
+  int begin, end;  // of the group's rows or terms
 };
+
+/// The row of C at which the rows of a tile end.
+template <class Tile>
+AK_DEVICE int end_of_rows(const Args& args, const Work& work) {
+  return Tile::kRowGroups ? work.end : args.m;
+}
+
+/// The bias of a tile, or null: a group has its own, and rows in no group have none.
+template <class Tile>
+AK_DEVICE const char* bias_of_tile(const Args& args, int batch) {
+  const Operand& bias = args.epilogue.bias;
+  if (!Tile::kRowGroups || !bias.data) return bias.data;
+  return batch < args.groups.count ? bias.data + batch * bias.batch_bytes : nullptr;
+}
 
 /// Selects the direct store by TMA.
 inline DirectStore direct_store(const GemmProblem& q) {
@@ -221,6 +261,8 @@ Args arguments(const GemmProblem& q, int splits) {
                    operand(q.c),      operand(e.bias), operand(e.residual), operand(e.z),
                    operand(e.preact), e.column_sums};
   args.path = epilogue_path(p, kFloat);
+  // The matrices of z's map would be its halves, but the map clips at the end of a group instead.
+  if (Tile::kRowGroups && halved && e.z.data) args.path = {DirectStore::kNone, FusedEpilogue::kElementwise};
   args.float_bias = !e.bias.data || e.bias.type == DType::kFloat32;
   args.reads_aux = args.path.fused == FusedEpilogue::kTma && (e.preact.data || e.residual.data);
   args.stores_z_first = args.path.fused == FusedEpilogue::kTma && e.z.data;

@@ -19,13 +19,14 @@ AK_HD float larger(float a, float b) { return (a > b) | is_nan(a) ? a : b; }
 struct AdamW {
   static constexpr const char* kName = "adamw_";
   static constexpr int kMoments = 3, kRequiredMoments = 2, kOptions = 5;
+  static constexpr uint32_t kUnsigned = 0b110;
 
   struct Options {
     double lr, beta1, beta2, eps, weight_decay;
-    bool coupled_decay;
+    bool coupled_decay, cautious;
   };
   static Options options(const double* o, int64_t flags) {
-    return {o[0], o[1], o[2], o[3], o[4], (flags & kCoupledDecay) != 0};
+    return {o[0], o[1], o[2], o[3], o[4], (flags & kCoupledDecay) != 0, (flags & kCautious) != 0};
   }
 
   struct Scalars {
@@ -37,6 +38,7 @@ struct AdamW {
     float eps;         //
     float correction;  // sqrt(1 - beta2^t)
     float step_size;   // lr / (1 - beta1^t)
+    bool cautious;     //
   };
   static AK_HD Scalars scalars(const Options& o, float step) {
     const uint32_t t = static_cast<uint32_t>(step);
@@ -51,6 +53,7 @@ struct AdamW {
     s.eps = static_cast<float>(o.eps);
     s.correction = static_cast<float>(sqrt(correction2));
     s.step_size = static_cast<float>(div(o.lr, correction1));
+    s.cautious = o.cautious;
     return s;
   }
 
@@ -63,7 +66,7 @@ struct AdamW {
     v = fma(s.take_v * g, g, s.keep_v * v);
     if (amsgrad) v_max = larger(v_max, v);
     const float denominator = div(sqrt(amsgrad ? v_max : v), s.correction) + s.eps;
-    p = fma(-s.step_size, div(m, denominator), p);
+    p = fma(-s.step_size, div(cautious_direction(m, g, s.cautious), denominator), p);
   }
 };
 

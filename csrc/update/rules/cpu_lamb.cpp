@@ -14,11 +14,6 @@ struct Squares {
   double weight = 0, direction = 0;
 };
 
-template <typename T>
-AK_SIMD_CLONES void as_stored(float* __restrict x, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) x[i] = to_float(round_to<T>(x[i]));
-}
-
 AK_SIMD_CLONES void moments_span(float* __restrict m, float* __restrict v, const float* __restrict g, int64_t n,
                                  float inv_scale, float clip, const Lamb::Scalars scalars) {
   for (int64_t i = 0; i < n; ++i) Lamb::move_moments(m[i], v[i], effective_grad(g[i], inv_scale, clip), scalars);
@@ -42,20 +37,19 @@ AK_SIMD_CLONES double sum_squares(const float* x, int64_t n) {
 
 // Moves the moments and returns the sums of squares of each tensor.
 std::vector<Squares> move_moments(const std::vector<Param>& params, const std::vector<SharedByParam<Lamb>>& shared,
-                                  float inv_scale) {
+                                  float inv_scale, uint64_t seed) {
   std::vector<std::vector<Squares>> squares(params.size());
   for (size_t i = 0; i < params.size(); ++i)
     squares[i].resize(static_cast<size_t>((params[i].numel + kChunk - 1) / kChunk));
-  for_each_tile(
+  for_each_tile<Lamb>(
       params,
       [&](int64_t index, const float* p, const float* g, float* const* moments, int64_t at, int64_t n) {
         const size_t i = static_cast<size_t>(index);
         const auto& s = shared[i];
         float direction[kTile];
         moments_span(moments[0], moments[1], g, n, inv_scale, s.clip, s.scalars);
-        for (int k = 0; k < 2; ++k) {
-          if (params[i].moment_dtypes[k] == DType::kBFloat16) as_stored<bf16>(moments[k], n);
-        }
+        store_moments<Lamb>(params[i], moments, at, n, {seed, s.step, params[i].index, params[i].first_group});
+        for (int k = 0; k < 2; ++k) load_moment(params[i], k, is_unsigned<Lamb>(k), at, n, moments[k]);  // as stored
         direction_span(p, moments[0], moments[1], direction, n, s.scalars);
         Squares& sum = squares[i][static_cast<size_t>(at / kChunk)];
         sum.weight += sum_squares(p, n);
@@ -77,12 +71,12 @@ std::vector<Squares> move_moments(const std::vector<Param>& params, const std::v
 
 template <>
 void run_stage<Lamb>(const std::vector<Param>& params, std::vector<SharedByParam<Lamb>>& shared, float inv_scale,
-                     const StepHalf& half) {
+                     uint64_t seed, const StepHalf& half) {
   std::vector<Squares> totals(params.size());
   if (half.squares && half.second) {
     for (size_t i = 0; i < params.size(); ++i) totals[i] = {half.squares[2 * i], half.squares[2 * i + 1]};
   } else {
-    totals = move_moments(params, shared, inv_scale);
+    totals = move_moments(params, shared, inv_scale, seed);
   }
   for (size_t i = 0; i < params.size(); ++i) {
     if (half.second) {

@@ -30,9 +30,9 @@ namespace ak {
 template <>
 struct Tuned<Lamb> : Untuned<Lamb> {
   static constexpr bool kMovesMoments = false;
-  static constexpr int kBlocksPerSm = 3, kExtrasBlocksPerSm = 2;
-  static constexpr int kPrepareTensors = 400;
-  static constexpr int kTensors = 528, kExtrasTensors = 464;
+  static constexpr int kBlocksPerSm = 3, kExtrasBlocksPerSm = 2, kBlocksPerSm8 = 2;
+  static constexpr int kPrepareTensors = 360;
+  static constexpr int kTensors = 528, kExtrasTensors = 464, kTensors8 = 376;
 
   static size_t stage_bytes(std::span<const Param> params);
   static Status stage(const StageCall<Tuned<Lamb>>& call);
@@ -48,6 +48,8 @@ struct LambMoments : Tuned<Lamb> {
 using LambOperands = UpdateOperands<LambMoments, false>;
 template <int N>
 using LambArgs = UpdateArgs<LambMoments, false, N>;
+template <int N>
+using LambArgs8 = UpdateArgs8<LambMoments, N>;
 using LambRow = UpdateRow<Tuned<Lamb>>;
 
 /// Sums of squares, of a thread's elements, a unit or a tensor.
@@ -98,10 +100,30 @@ AK_DEVICE void move_moments(const LambOperands& t, const LambRow& row, int64_t i
   }
 }
 
+/// The same for moments in 8 bits.
+template <int V>
+AK_DEVICE void move_moments8(const UpdateOperands8<LambMoments>& t, WeightKind kind, const LambRow& row, uint64_t seed,
+                             int64_t i, bool inside, Squares& sums) {
+  Share8<LambMoments, 2, V> share{t, i, inside};
+  share.load(kind);
+  auto& [m, v] = share.moments;
+  AK_UNROLL
+  for (int j = 0; j < V; j++) {
+    if (inside) Lamb::move_moments(m[j], v[j], effective_grad(share.grad[j], row.inv_scale, row.clip), row.scalars);
+  }
+  share.template store_moments<true>(row.key(seed));
+  if (!inside) return;
+  AK_UNROLL
+  for (int j = 0; j < V; j++) {
+    sums.weight += square(share.weight[j]);
+    sums.direction += square(Lamb::direction(share.weight[j], m[j], v[j], row.scalars));
+  }
+}
+
 /// The first pass: moves the moments and stores the sums of unit i in slots[i].
-template <int kThreads, int kTensors>
+template <int kThreads, class Args>
 AK_KERNEL(kThreads, LambMoments::kBlocksPerSm)
-lamb_moments_kernel(AK_PARAM(LambArgs<kTensors>) args, AK_PARAM(StepDecisions) decisions, const LambRow* rows,
+lamb_moments_kernel(AK_PARAM(Args) args, AK_PARAM(StepDecisions) decisions, const LambRow* rows, uint64_t seed,
                     Squares* slots) {
   wait_for_previous_kernel();
   allow_next_kernel();
@@ -111,12 +133,18 @@ lamb_moments_kernel(AK_PARAM(LambArgs<kTensors>) args, AK_PARAM(StepDecisions) d
     const TensorSpan span = args.map.find(index, index + 1, tensor);
     tensor = span.tensor;
     const LambRow row = load(rows + args.row[tensor]);
-    const LambOperands t = args.operands(tensor);
+    const auto t = args.operands(tensor);
     Squares sums{};
-    with_weight_to_read(args.kind[tensor], [&]<class Weight>(Weight) {
-      for_each_share<kThreads>(span, args.aligned[tensor],
-                               [&]<int V>(int64_t i) { move_moments<Weight, V>(t, row, i, sums); });
-    });
+    if constexpr (requires { args.exponents; }) {
+      for_each_share8<kThreads>(span, args.aligned[tensor], [&]<int V>(int64_t i, bool inside) {
+        move_moments8<V>(t, args.kind[tensor], row, seed, i, inside, sums);
+      });
+    } else {
+      with_weight_to_read(args.kind[tensor], [&]<class Weight>(Weight) {
+        for_each_share<kThreads>(span, args.aligned[tensor],
+                                 [&]<int V>(int64_t i) { move_moments<Weight, V>(t, row, i, sums); });
+      });
+    }
     sums = block_total<kThreads>(sums);
     if (thread_index() == 0) store(slots + index, sums);
   }
@@ -124,9 +152,9 @@ lamb_moments_kernel(AK_PARAM(LambArgs<kTensors>) args, AK_PARAM(StepDecisions) d
 
 /// Between the passes: the length of the step of each tensor. If the parameters are pieces of tensors, the first half
 /// of a step stores their sums in `pieces`; the second, which has no slots, reads the whole tensors' sums from there.
-template <int kThreads, int kTensors>
+template <int kThreads, class Args>
 AK_KERNEL(kThreads, 1)
-lamb_rates_kernel(AK_PARAM(LambArgs<kTensors>) args, AK_PARAM(StepDecisions) decisions, const Squares* slots,
+lamb_rates_kernel(AK_PARAM(Args) args, AK_PARAM(StepDecisions) decisions, const Squares* slots,
                   Squares* pieces, LambRow* rows) {
   wait_for_previous_kernel();
   allow_next_kernel();
@@ -149,7 +177,7 @@ lamb_rates_kernel(AK_PARAM(LambArgs<kTensors>) args, AK_PARAM(StepDecisions) dec
   }
 }
 
-constexpr int kLambTensors = 528;
+constexpr int kLambTensors = 528, kLambTensors8 = 376;
 
 }  // namespace
 
@@ -157,33 +185,32 @@ namespace detail {
 
 /// Elements of a unit, whose sums cost two reductions of a block: many where there are enough units for any GPU, some
 /// 50 a block and launch.
-template <int kTensors>
+template <class Args>
 int lamb_unit(std::span<const Param> params) {
   constexpr int kLeast = 2 * kUnit, kMost = kRunUnits * kUnit;
   constexpr int64_t kEnoughUnits = 16384;
   int64_t elements = 0;
-  for (const Param& p : params) elements += p.numel;
-  const int64_t launches = std::max(1, launch_count<LambArgs<kTensors>>(params));
+  for (const Param& p : params) elements += takes<Args>(p) ? p.numel : 0;
+  const int64_t launches = std::max(1, launch_count<Args>(params));
   return static_cast<int>(std::clamp<int64_t>(elements / launches / kEnoughUnits / kLeast * kLeast, kLeast, kMost));
 }
 
-template <int kTensors>
-LaunchPlan<LambArgs<kTensors>, Param> lamb_plan(std::span<const Param> params, int resident_blocks) {
-  return {params, resident_blocks, lamb_unit<kTensors>(params)};
+template <class Args>
+LaunchPlan<Args, Param> lamb_plan(std::span<const Param> params, int resident_blocks) {
+  return {params, resident_blocks, lamb_unit<Args>(params)};
 }
 
 /// Bytes of `scratch`.
-template <int kTensors>
+template <class Args>
 size_t lamb_rates_bytes(std::span<const Param> params) {
-  return most_of(lamb_plan<kTensors>(params, 1), [](const auto& map) { return map.units; }) * sizeof(Squares);
+  return most_of(lamb_plan<Args>(params, 1), [](const auto& map) { return map.units; }) * sizeof(Squares);
 }
 
-/// The stage.
-template <int kThreads, int kTensors>
+/// The stage, of the parameters that Args takes.
+template <int kThreads, class Args>
 Status lamb_rates(int resident_blocks, const StageCall<Tuned<Lamb>>& call) {
-  using Args = LambArgs<kTensors>;
   static_assert(sizeof(Args) + 128 <= kArgumentBytes, "the list and the other arguments must fit one launch");
-  auto plan = lamb_plan<kTensors>(call.params, resident_blocks);
+  auto plan = lamb_plan<Args>(call.params, resident_blocks);
   Args args;
   const bool moves = call.half.squares == nullptr || !call.half.second;
   auto* slots = static_cast<Squares*>(call.scratch);
@@ -196,13 +223,14 @@ Status lamb_rates(int resident_blocks, const StageCall<Tuned<Lamb>>& call) {
                         .stream = call.stream};
     Status status;
     if (moves) {
-      status = launch(lamb_moments_kernel<kThreads, kTensors>, config, args, call.decisions, call.rows, slots);
+      const auto* rows = call.rows;
+      status = launch(lamb_moments_kernel<kThreads, Args>, config, args, call.decisions, rows, call.seed, slots);
     }
     if (!status.ok()) return status;
     config.name = "lamb_rates";
     config.grid = std::min(args.map.tensors, resident_blocks);
     const Squares* sums = moves ? slots : nullptr;
-    status = launch(lamb_rates_kernel<kThreads, kTensors>, config, args, call.decisions, sums, pieces, call.rows);
+    status = launch(lamb_rates_kernel<kThreads, Args>, config, args, call.decisions, sums, pieces, call.rows);
     if (!status.ok()) return status;
   }
   return {};
@@ -211,11 +239,14 @@ Status lamb_rates(int resident_blocks, const StageCall<Tuned<Lamb>>& call) {
 }  // namespace detail
 
 size_t Tuned<Lamb>::stage_bytes(std::span<const Param> params) {
-  return detail::lamb_rates_bytes<kLambTensors>(params);
+  return std::max(detail::lamb_rates_bytes<LambArgs<kLambTensors>>(params),
+                  detail::lamb_rates_bytes<LambArgs8<kLambTensors8>>(params));
 }
 
 Status Tuned<Lamb>::stage(const StageCall<Tuned<Lamb>>& call) {
-  return detail::lamb_rates<kUpdateThreads, kLambTensors>(device_sm_count() * LambMoments::kBlocksPerSm, call);
+  const int resident_blocks = device_sm_count() * LambMoments::kBlocksPerSm;
+  const Status status = detail::lamb_rates<kUpdateThreads, LambArgs<kLambTensors>>(resident_blocks, call);
+  return status.ok() ? detail::lamb_rates<kUpdateThreads, LambArgs8<kLambTensors8>>(resident_blocks, call) : status;
 }
 
 }  // namespace ak

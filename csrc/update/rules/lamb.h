@@ -17,6 +17,7 @@ namespace ak {
 struct Lamb {
   static constexpr const char* kName = "lamb_";
   static constexpr int kMoments = 2, kRequiredMoments = 2, kOptions = 5;
+  static constexpr uint32_t kUnsigned = 0b10;
   static constexpr bool kHasStage = true;
 
   struct Options {

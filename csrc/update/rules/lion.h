@@ -17,26 +17,32 @@ struct Lion {
 
   struct Options {
     double lr, beta1, beta2, weight_decay;
+    bool cautious;
   };
-  static Options options(const double* o, int64_t) { return {o[0], o[1], o[2], o[3]}; }
+  static Options options(const double* o, int64_t flags) { return {o[0], o[1], o[2], o[3], (flags & kCautious) != 0}; }
 
   struct Scalars {
     float lr;
     float decay;           // 1 - lr wd
     float keep_c, take_c;  // beta1 and 1 - beta1
     float keep_m, take_m;  // beta2 and 1 - beta2
+    bool cautious;
   };
   // No bias correction: only the sign of the moment counts.
   static AK_HD Scalars scalars(const Options& o, float) {
-    return {static_cast<float>(o.lr),    static_cast<float>(1.0 - o.lr * o.weight_decay),
-            static_cast<float>(o.beta1), static_cast<float>(1.0 - o.beta1),
-            static_cast<float>(o.beta2), static_cast<float>(1.0 - o.beta2)};
+    return {static_cast<float>(o.lr),
+            static_cast<float>(1.0 - o.lr * o.weight_decay),
+            static_cast<float>(o.beta1),
+            static_cast<float>(1.0 - o.beta1),
+            static_cast<float>(o.beta2),
+            static_cast<float>(1.0 - o.beta2),
+            o.cautious};
   }
 
   static AK_HD void update(float& p, float (&moments)[1], bool, float g, const Scalars& s) {
     float& m = moments[0];
     const float c = fma(s.keep_c, m, s.take_c * g);
-    p = fma(-s.lr, sign(c), p * s.decay);
+    p = fma(-s.lr, sign(cautious_direction(c, g, s.cautious)), p * s.decay);
     m = fma(s.keep_m, m, s.take_m * g);
   }
 };

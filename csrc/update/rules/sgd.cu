@@ -11,9 +11,9 @@
 
 template <>
 struct ak::Tuned<ak::Sgd> : ak::Untuned<ak::Sgd> {
-  static constexpr int kBlocksPerSm = 3, kExtrasBlocksPerSm = 3;
-  static constexpr int kPrepareTensors = 440;
-  static constexpr int kTensors = 620, kExtrasTensors = 536;
+  static constexpr int kBlocksPerSm = 3, kExtrasBlocksPerSm = 3, kBlocksPerSm8 = 3;
+  static constexpr int kPrepareTensors = 400;
+  static constexpr int kTensors = 620, kExtrasTensors = 536, kTensors8 = 464;
 };
 
 AK_UPDATE_KERNELS(ak::Sgd)

@@ -15,13 +15,15 @@ struct Sgd {
 
   struct Options {
     double lr, momentum, dampening, weight_decay;
-    bool nesterov;
+    bool nesterov, cautious;
   };
-  static Options options(const double* o, int64_t flags) { return {o[0], o[1], o[2], o[3], (flags & kNesterov) != 0}; }
+  static Options options(const double* o, int64_t flags) {
+    return {o[0], o[1], o[2], o[3], (flags & kNesterov) != 0, (flags & kCautious) != 0};
+  }
 
   struct Scalars {
     float lr, momentum, take, weight_decay;
-    bool nesterov;
+    bool nesterov, cautious;
     bool first;  // the buffer holds no history yet
   };
   // The first step that is not skipped is number 1, so a buffer that a skipped step left uninitialized is never read as
@@ -32,6 +34,7 @@ struct Sgd {
             static_cast<float>(1.0 - o.dampening),
             static_cast<float>(o.weight_decay),
             o.nesterov,
+            o.cautious,
             step == 1.0f};
   }
 
@@ -43,7 +46,7 @@ struct Sgd {
       const float history = fma(s.momentum, buffer, s.take * g);
       buffer = s.first ? g : history;
       const float ahead = fma(s.momentum, buffer, g);
-      g = s.nesterov ? ahead : buffer;
+      g = cautious_direction(s.nesterov ? ahead : buffer, g, s.cautious);
     }
     p = fma(-s.lr, g, p);
   }

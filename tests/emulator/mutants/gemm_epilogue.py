@@ -38,7 +38,7 @@ MUTANTS = [
     Mutant(STORE, "value(x + offset + 1)", "value(x + offset)", "words: two columns share a bias"),
     Mutant(STORE, "load_element(type, element(bias, type, x))", "load_element(DType::kFloat16, element(bias, DType::kFloat16, x))", "words: any bias is read as fp16"),
     Mutant(STORE, "return fma(alpha, sum, pair[i]);", "return sum + pair[i];", "words: alpha is forgotten"),
-    Mutant(STORE, "rows(args.m - row < 16 ? args.m - row : 16)", "rows(16)", "words: rows beyond the last are stored"),
+    Mutant(STORE, "rows(end - row < 16 ? end - row : 16)", "rows(16)", "words: rows beyond the last are stored"),
     Mutant(STORE, "columns(args.columns - x)", "columns(args.columns)", "words: columns beyond the last are stored"),
     Mutant(STORE, "(address ^ (row % 8 << 4)) + row * 128", "address + row * 128", "words: the swizzle of the boxes is forgotten"),
     Mutant(STORE, "word + 1 < kWords ? word + 1 : 0", "word", "words: a value is stored twice, its neighbour never"),
@@ -61,7 +61,7 @@ MUTANTS = [
            missed="a bias per row has no distance between columns, so the other condition holds it off"),
     Mutant(HOST, "aligned(q.n) && q.c.row_stride >= 1", "q.c.row_stride >= 1", "TMA clips a store within 16 bytes"),
     Mutant(ARGS, "return e.bias.type == q.type ? DirectStore::kBias : DirectStore::kFloatBias;", "return DirectStore::kBias;", "a bias in fp32 is read as one of 16 bits"),
-    Mutant(KERNEL, "row >= args.m || work.n >= args.columns", "row >= args.m", "a tile that lies beside C is finished"),
+    Mutant(KERNEL, "row >= end_of_rows<Tile>(args, work) || work.n >= args.columns", "row >= args.m", "a tile that lies beside C is finished"),
     # ---- operands
     Mutant(ARGS, "p.epilogue.residual = q.c;", "", "what is in C is forgotten where TMA cannot add to it"),
     Mutant(ARGS, "t.row_stride * size,", "t.row_stride * 2,", "fp32 rows lie half as far apart"),
@@ -69,8 +69,8 @@ MUTANTS = [
     Mutant(ELEMENT, "dtype == DType::kBFloat16 ? to_float(bf16{bits})", "false ? to_float(bf16{bits})", "bf16 are read as fp16"),
     Mutant(ELEMENT, "dtype == DType::kBFloat16 ? round_to<bf16>(x).bits", "true ? round_to<bf16>(x).bits", "fp16 values are rounded to bf16"),
     Mutant(ELEMENTS, "last = column < end ? rows : 0;", "last = rows;", "columns beyond the last are worked on"),
-    Mutant(ELEMENTS, "args.m - row0 < 16 ? args.m - row0 : 16;", "16;", "rows beyond the last are worked on"),
-    Mutant(ELEMENTS, "&t == &e.bias ? 0 : batch", "batch", "the bias is looked for in each matrix of a batch",
+    Mutant(ELEMENTS, "end_m - row0 < 16 ? end_m - row0 : 16;", "16;", "rows beyond the last are worked on"),
+    Mutant(ELEMENTS, "&t == &e.bias && !Tile::kRowGroups ? 0 : batch", "batch", "the bias is looked for in each matrix of a batch",
            missed="its distance between matrices is 0"),
     # ---- what TMA moves
     Mutant(HOST, "t->type != type ||", "", "other types are loaded as C's"),

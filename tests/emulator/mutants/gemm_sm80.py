@@ -5,7 +5,7 @@ from . import Mutant
 TEST = "test_gemm_sm80"
 KERNEL = "gemm/sm80/gemm.cuh"
 OPERAND = "gemm/sm80/operand.cuh"
-HOST = "gemm/sm80/gemm.cu"
+HOST = "gemm/sm80/launch.cuh"
 EPILOGUE = "gemm/epilogue.cuh"
 ELEMENT = "base/element.cuh"
 

@@ -17,7 +17,7 @@ MUTANTS = [
     Mutant(KERNEL, "mbarrier_wait(p.full + 8 * p.stage, p.phase);", "if (thread == 0) mbarrier_wait(p.full + 8 * p.stage, p.phase);",
            "only one consumer thread waits for full stages"),
     Mutant(PRODUCER, "phase ^= 1;", "", "the phase bit never flips"),
-    Mutant(KERNEL, "wgmma_wait<0>(); release(previous);", "wgmma_wait<0>();", "the last stage of a tile is never released"),
+    Mutant(KERNEL, "if (Tile::kGrouping == Grouping::kNone || previous >= 0) release(previous);", "", "the last stage of a tile is never released"),
     Mutant(KERNEL, "wgmma_wait<1>();  // the previous step is complete, this one stays in flight if (previous >= 0) release(previous);",
            "if (previous >= 0) release(previous); wgmma_wait<1>();", "a stage is released before the wait"),
     Mutant(KERNEL, "wgmma_wait<1>();", "wgmma_wait<2>();", "a stage is released one step too early"),
@@ -72,7 +72,7 @@ MUTANTS = [
     Mutant(KERNEL, "constexpr int kTurnBarrier = 1 + Tile::kConsumers;", "constexpr int kTurnBarrier = 1;", "turns and epilogues share a barrier"),
     Mutant(KERNEL, "Tile::kPingpong && consumer == 1)  // the first", "Tile::kPingpong && consumer == 0)  // the first",
            "the first turn is the second consumer's, and nobody begins"),
-    Mutant(PRODUCER, "more = post_next(scheduler, p, mailbox, Tile::kPingpong);", "more = post_next(scheduler, p, mailbox, false);",
+    Mutant(PRODUCER, "more = post_next<Tile>(scheduler, p, mailbox, Tile::kPingpong);", "more = post_next<Tile>(scheduler, p, mailbox, false);",
            "from the second tile on both consumers take every tile"),
     Mutant(PRODUCER, "Tile::kPingpong && consumer() == 1);", "false);", "both consumers begin with the first tile"),
     # ---- scheduler warps

@@ -9,7 +9,7 @@ HOST = "gemm/sm90/symmetric.cu"
 SCHEDULER = "gemm/sm90/producer.cuh"
 KERNEL = "gemm/sm90/gemm.cuh"
 SM80 = "gemm/sm80/gemm.cuh"
-SM80_HOST = "gemm/sm80/gemm.cu"
+SM80_HOST = "gemm/sm80/launch.cuh"
 MMA = "emulator/mma.cpp"
 
 MUTANTS = [

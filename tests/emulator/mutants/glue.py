@@ -5,6 +5,7 @@ from . import Mutant
 TEST = "test_glue.py"
 GRADIENTS = "gradients/glue.cpp"
 ACTIVATION = "activation/glue.cpp"
+OPERAND = "gemm/glue_operand.h"
 GEMM = "gemm/glue.cpp"
 LAUNCH = "gemm/launch.h"
 UPDATE = "update/glue.cpp"
@@ -39,12 +40,12 @@ MUTANTS = [
     Mutant(GEMM, "problem.ld_a = a.lies.ld, problem.ld_b = b.lies.ld;", "problem.ld_a = b.lies.ld, problem.ld_b = a.lies.ld;",
            "the row strides of the operands exchanged"),
     Mutant(GEMM, "problem.m_major_a = !a.lies.k_contiguous", "problem.m_major_a = !b.lies.k_contiguous", "the layout of b for a"),
-    Mutant(GEMM, "t.stride(d - 2), t.stride(d - 1), batch_stride_of(t)", "t.stride(d - 1), t.stride(d - 2), batch_stride_of(t)", "row and column stride exchanged"),
-    Mutant(GEMM, "t.stride(d - 2), t.stride(d - 1), batch_stride_of(t)};", "t.stride(d - 2), t.stride(d - 1), d == 3 ? t.stride(1) : 0};",
+    Mutant(OPERAND, "t.stride(d - 2), t.stride(d - 1), batch_stride_of(t)", "t.stride(d - 1), t.stride(d - 2), batch_stride_of(t)", "row and column stride exchanged"),
+    Mutant(OPERAND, "t.stride(d - 2), t.stride(d - 1), batch_stride_of(t)};", "t.stride(d - 2), t.stride(d - 1), d == 3 ? t.stride(1) : 0};",
            "the row stride for the batch stride of results"),
     Mutant(GEMM, "problem.batch_stride_a = batch_stride_of(a.tensor)", "problem.batch_stride_a = 0", "every matrix of a batch is the first"),
-    Mutant(GEMM, "tensor = torch::stable::contiguous(t);", "", "an operand that lies in no usable way is not copied"),
-    Mutant(LAUNCH, "if (q.k == 0) sum_over_zeros(q);", "", "a sum over nothing is left to the kernels"),
+    Mutant(OPERAND, "tensor = torch::stable::contiguous(t);", "", "an operand that lies in no usable way is not copied"),
+    Mutant(LAUNCH, "if (q.k == 0) sum_over_zeros(call_, q);", "", "a sum over nothing is left to the kernels"),
     Mutant(GEMM, "if (batch_invariant && problem.k % 8 == 0 && !gemm_sm90_reads(a.tensor.const_data_ptr(), a.lies.ld, batch_stride_of(a.tensor))) {", "if (false) {",
            "unaligned rows take another kernel than aligned ones"),
     # ---- GEMM: epilogue
@@ -67,7 +68,7 @@ MUTANTS = [
            "the plan that another GPU was given"),
     Mutant(LAUNCH, "call_.scratch(size.partials * 4)", "call_.scratch(size.partials * 2)", "room for half of the partial sums"),
     Mutant(LAUNCH, "call_.counters(size.counters)", "call_.counters(size.counters / 2)", "half of the counters"),
-    Mutant("gemm/sm80/gemm.cu", "  if (q.accumulate) {", "  if (false) {", "c is overwritten, not added to"),
+    Mutant("gemm/sm80/launch.cuh", "  if (q.accumulate) {", "  if (false) {", "c is overwritten, not added to"),
     Mutant(LAUNCH, "q.batch_stride_a = q.batch_stride_b = 0;", "", "zeros are read beyond their end"),
     # ---- updates
     Mutant(UPDATE_CALL, "p.moment_dtypes[k] = block.moment_dtypes[k];", "p.moment_dtypes[k] = DType::kFloat32;", "moments are taken for fp32"),

@@ -1,0 +1,157 @@
+"""Causal language models of transformers whose head and loss run as one op, :func:`amp_kernels.linear_cross_entropy`.
+
+The model's own forward runs, whatever it does besides, but its head returns its input and its loss function multiplies by the head's
+weight. Only transformers' loss for causal models is replaced, and only if the model passes the head's output to nothing else
+but the loss and its own output. A probe finds that out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._checks.lists import HALF_DTYPES
+from .._dispatch import autocast
+from .._dispatch.library import PLAIN
+from ..ops.linear_cross_entropy import linear_cross_entropy
+from ._derived import base_of, own_forward, shows
+from ._probe import same, standing_in, values
+from ._wrapped import own_class
+from .fused import operands
+
+_IGNORED = -100
+_WIDTH = 4
+
+
+class _Identity(torch.nn.Module):
+    """Stands for the head."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+class _Loss:
+    """transformers' ForCausalLMLoss of the head's input in place of its output."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        self.weight, self.bias = weight, bias
+
+    def __call__(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        vocab_size: int,
+        num_items_in_batch: Tensor | int | None = None,
+        ignore_index: int = _IGNORED,
+        shift_labels: Tensor | None = None,
+        **_: Any,
+    ) -> Tensor:
+        if shift_labels is None:
+            shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+        hidden, target = logits.flatten(0, -2), shift_labels.flatten().to(logits.device)
+        reduction = "mean" if num_items_in_batch is None else "sum"
+        with _fp32_result(hidden):
+            loss = linear_cross_entropy(
+                hidden, self.weight, target, linear_bias=self.bias, reduction=reduction, ignore_index=ignore_index
+            )
+        if torch.is_tensor(num_items_in_batch):
+            num_items_in_batch = num_items_in_batch.to(loss.device)
+        return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+def _fp32_result(hidden: Tensor) -> contextlib.AbstractContextManager:
+    """A context in which the loss of 16-bit inputs is FP32, as transformers' is."""
+    device = hidden.device.type
+    if hidden.dtype not in HALF_DTYPES or autocast.dtype_on(device) is not None:
+        return contextlib.nullcontext()
+    return torch.autocast(device, hidden.dtype)
+
+
+def _run(module: torch.nn.Module, view: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
+    """The output of the model's own forward, run on ``view``, without its logits."""
+    kind = own_class(module)
+    found = getattr(kind, "_amp_kernels_base", kind).forward(view, *args, **kwargs)
+    return type(found)(**{name: value for name, value in found.items() if name != "logits"})
+
+
+@shows("amp_kernels.convert(fuse_loss=True)", own_signature=True)
+def forward(self, *args: Any, **kwargs: Any) -> Any:
+    head = operands(self.lm_head) if self.training and kwargs.get("labels") is not None else None
+    as_tuple = not (self.config.return_dict if kwargs.get("return_dict") is None else kwargs["return_dict"])
+    if (
+        head is None
+        or as_tuple
+        or type(head[0]) not in PLAIN
+        or torch.compiler.is_compiling()  # which cannot trace the stand-in
+        or not _has_causal_loss(self)
+    ):
+        return own_forward(self, *args, **kwargs)
+    return _run(self, _view(self, _Loss(*head), self._modules), args, kwargs)
+
+
+def _view(module: torch.nn.Module, loss: _Loss, modules: dict[str, Any]) -> torch.nn.Module:
+    return standing_in(module, _modules=modules | {"lm_head": _Identity()}, _loss_function=loss)
+
+
+def _has_causal_loss(module: torch.nn.Module) -> bool:
+    losses = sys.modules.get("transformers.loss.loss_utils")
+    return losses is not None and getattr(module, "loss_function", None) is losses.ForCausalLMLoss
+
+
+class _Hidden:
+    """The result of a model's body: the first of several, all others ``None``."""
+
+    def __init__(self, tensor: Tensor):
+        self.last_hidden_state = tensor
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.last_hidden_state if index == 0 else ()
+
+
+class _Body(torch.nn.Module):
+    def forward(self, *_: Any, **__: Any) -> _Hidden:
+        return _Hidden(values(2, 3, _WIDTH))
+
+
+class _Head(torch.nn.Module):
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        super().__init__()
+        self.weight, self.bias = weight, bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+def fusible(module: torch.nn.Module) -> bool:
+    """True if the loss of ``module`` is that of causal models over its head ``lm_head``, and nothing changes the logits between."""
+    head = module._modules.get("lm_head")
+    if head is None or operands(head) is None or "forward" in vars(module) or not _has_causal_loss(module):
+        return False
+    if base_of(own_class(module)) is not None or not hasattr(getattr(module, "config", None), "return_dict"):
+        return False
+    weight, bias = operands(head)
+    words = weight.shape[0]
+    weight, bias = values(words, _WIDTH, seed=0.3), None if bias is None else values(words, seed=0.7)
+    modules = dict.fromkeys(module._modules, _Body()) | {"lm_head": _Head(weight, bias)}
+    own, fused = standing_in(module, _modules=modules), _view(module, _Loss(weight, bias), modules)
+    labels = torch.tensor([[0, 1, _IGNORED], [1, 0, 1]], device="cpu")
+
+    def loss(view: torch.nn.Module) -> Tensor:
+        before = dict(vars(view))
+        found = _run(module, view, (), {"input_ids": labels.abs(), "labels": labels})["loss"]
+        if vars(view) != before:
+            raise RuntimeError("it writes its own attributes")  # which a copy of it would lose
+        return found
+
+    try:
+        return same(lambda _: loss(fused), lambda _: loss(own), labels, 1e-5)
+    except Exception:  # its own forward does not run on stand-ins
+        return False

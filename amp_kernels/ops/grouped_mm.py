@@ -1,0 +1,267 @@
+"""``grouped_mm``: a product for each group of rows, columns or terms, differentiable to any order, with an autocast rule.
+
+Four forms, by the dimensions of ``a`` and ``b``; each one's gradients are products of these forms again:
+
+- rows, ``[T, K]`` and ``[G, K, N]``: a layer of experts. ``da`` are rows, ``db`` sums; ``dbias`` are sums with a row of ones.
+- sums, ``[M, T]`` and ``[T, N]``: the gradient of the experts' weights. ``da`` are columns, ``db`` rows.
+- columns, ``[G, M, K]`` and ``[K, T]``: rows of the transposed operands.
+- batch, ``[G, M, K]`` and ``[G, K, N]``: ``matmul``; with bias or activation, rows of groups of equal size.
+
+The op is composite: it decomposes into ``grouped_gemm`` and ``activation_backward``. fp32 and fp64 outside autocast, torch.func
+transforms and forward-mode AD take torch's products (``_grouped.py``). Precision is that of ``linear``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from .._checks.activations import ACTIVATIONS, check_activation, check_gated_width
+from .._checks.lists import FLOATS, HALF_DTYPES, KERNEL_DTYPES
+from .._checks.operands import check_out_dtype, check_same_device, check_tensor, check_tensors
+from .._dispatch import autocast
+from .._dispatch.batch_invariant import is_batch_invariant
+from .._dispatch.library import Sample, define
+from .._dispatch.samples import Normal
+from .._raw.grouped_gemm import check_ends, check_group_bias, check_offs
+from .._sharding.dtensor import is_dtensor
+from ._autograd import under_transform
+from ._grouped import Options, differentiable_rows, differentiable_sums, ends_are_known, torch_rows, torch_sums
+from ._products import working_dtype
+from ._shadows import fresh_shadow
+from ._tensors import cast, reshaped
+from .linear import check_shadow
+from .matmul import _matmul
+
+_FORMS = {(2, 3): "rows", (2, 2): "sums", (3, 2): "columns", (3, 3): "batch"}
+
+
+def _grouped_mm(
+    a,
+    b,
+    offs=None,
+    bias=None,
+    shadow=None,
+    *,
+    activation="none",
+    transposed=False,
+    compute_dtype=None,
+    out_dtype=None,
+    batch_invariant=False,
+):
+    dtype = working_dtype("grouped_mm", compute_dtype, a=a, b=b)
+    wide = dtype not in HALF_DTYPES
+    form = _check(a, b, offs, bias, shadow, activation, transposed, dtype, compute_dtype is not None)
+    check_out_dtype("grouped_mm", out_dtype, (dtype,) if wide else KERNEL_DTYPES)
+    options = Options(dtype, out_dtype or dtype, activation, transposed, batch_invariant)
+    if form == "batch":
+        return _batch(a, b, bias, options, compute_dtype)
+    if under_transform():
+        return _transformed(form, a, b, offs, bias, options)
+    if form == "sums":
+        return differentiable_sums(a, b, offs, options)
+    if form == "columns":
+        return differentiable_rows(b.t(), a.mT, offs, None, None, options).t().contiguous()
+    return differentiable_rows(a, b, offs, bias, shadow, options)
+
+
+def _batch(a, b, bias, options: Options, compute_dtype) -> torch.Tensor:
+    plain = bias is None and options.activation == "none"
+    if plain or options.dtype not in HALF_DTYPES or under_transform():
+        out = _matmul(
+            a,
+            b,
+            compute_dtype=compute_dtype,
+            out_dtype=options.out_dtype,
+            batch_invariant=options.batch_invariant,
+        )
+        if bias is not None:
+            out = out + (bias if bias.ndim == 1 else bias.unsqueeze(1))
+        return ACTIVATIONS[options.activation](out).to(options.out_dtype)
+    groups, rows, _ = a.shape
+    offs = rows * torch.arange(1, groups + 1, device=a.device, dtype=torch.int32)
+    out = differentiable_rows(a.reshape(groups * rows, a.shape[2]), b, offs, bias, None, options)
+    return reshaped(out, (groups, rows, out.shape[1]))
+
+
+def _transformed(form: str, a, b, offs, bias, options: Options) -> torch.Tensor:
+    wide = options.dtype if options.out_dtype == options.dtype else torch.float32
+    a, b = (cast(cast(t, options.dtype), wide) for t in (a, b))
+    if form == "sums":
+        return torch_sums(a, b, offs).to(options.out_dtype)
+    if form == "columns":
+        return torch_rows(b.t(), a.mT, offs, None).t().to(options.out_dtype)
+    bias = None if bias is None else cast(bias, wide)
+    z = torch_rows(a, b.mT if options.transposed else b, offs, bias)
+    return ACTIVATIONS[options.activation](z).to(options.out_dtype)
+
+
+def _check(a, b, offs, bias, shadow, activation, transposed, dtype: torch.dtype, autocast: bool) -> str:
+    """The form of the call."""
+    op = "grouped_mm"
+    shapes = f"{op}: a has shape {list(a.shape)} and b {list(b.shape)}"
+    form = _FORMS.get((a.ndim, b.ndim))
+    if transposed and (form != "rows" or a.shape[1] != b.shape[2]):
+        raise ValueError(f"{shapes}; accepted: [T, in_features] and [G, out_features, in_features]")
+    if form is None:
+        raise ValueError(f"{shapes}; accepted: two or three dimensions each")
+    right = b.mT if transposed else b
+    if a.shape[-1] != right.shape[-2]:
+        raise ValueError(f"{shapes}; accepted: as many columns of a as rows of b")
+    if form == "batch" and a.shape[0] != b.shape[0]:
+        raise ValueError(f"{shapes}; accepted: the same first dimension, the number of groups")
+    if (form == "batch") == (offs is not None):
+        given, accepted = ("None", "int32 [G], the end of each group") if offs is None else ("given", "None")
+        raise ValueError(f"{shapes} and offs is {given}; accepted with these dimensions: {accepted}")
+    groups = {"rows": b.shape[0], "columns": a.shape[0], "batch": a.shape[0]}.get(form)
+    if offs is not None:
+        check_offs(op, offs, groups)
+    if form in ("sums", "columns") and (bias is not None or activation != "none"):
+        raise ValueError(
+            f"{shapes}; accepted with bias or activation: [T, K] and [G, K, N], or [G, M, K] and [G, K, N]"
+        )
+    if bias is not None:
+        accepted = KERNEL_DTYPES if autocast and dtype in HALF_DTYPES else (dtype, torch.float32)
+        check_tensor(op, "bias", bias, accepted if dtype in HALF_DTYPES else (dtype,))
+        check_group_bias(op, bias, groups, right.shape[-1])
+    check_shadow(op, "shadow", shadow, b, dtype)
+    check_same_device(op, a=a, b=b, offs=offs, bias=bias, shadow=shadow)
+    check_gated_width(op, "b", right, -1, check_activation(op, activation))
+    if offs is not None and ends_are_known(offs) and not under_transform():
+        check_ends(op, offs, {"rows": a.shape[0], "sums": a.shape[1], "columns": b.shape[1]}[form])
+    return form
+
+
+def samples(device: str) -> Iterator[Sample]:
+    normal = Normal(device, grad=True)
+    offs = torch.tensor([2, 2, 6], dtype=torch.int32, device=device)
+    for i, dtype in enumerate(FLOATS):
+        a, b = normal(7, 5, dtype=dtype), normal(3, 5, 4, dtype=dtype)
+        yield (a, b, offs), {}
+        for activation in (list(ACTIVATIONS)[i + 1], "swiglu"):
+            yield (a, b, offs, normal(3, 4, dtype=dtype)), {"activation": activation}
+        yield (normal(4, 7, dtype=dtype), a, offs), {}
+        yield (normal(3, 2, 5, dtype=dtype), normal(5, 7, dtype=dtype), offs), {}
+        yield (normal(3, 2, 5, dtype=dtype), b, None, normal(4, dtype=dtype)), {"activation": "silu"}
+    for dtype in HALF_DTYPES:
+        a, weight, bias = (normal(*shape, dtype=torch.float32) for shape in ((7, 5), (3, 4, 5), (4,)))
+        yield (a, weight, offs, bias), {"activation": "gelu", "transposed": True, "compute_dtype": dtype}
+        shadow = weight.detach().to(dtype)
+        yield (a, weight, offs, None, shadow), {"transposed": True, "compute_dtype": dtype}
+        yield (weight.detach()[:, :2], a.detach().t(), offs[:3]), {"out_dtype": dtype, "compute_dtype": dtype}
+
+
+op = define(
+    "grouped_mm(Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, Tensor? shadow=None, *, "
+    'str activation="none", bool transposed=False, ScalarType? compute_dtype=None, ScalarType? out_dtype=None, '
+    "bool batch_invariant=False) -> Tensor",
+    _grouped_mm,
+    samples=samples,
+    composite=True,
+)
+
+
+def _with_shadow(args: tuple, kwargs: dict, dtype: torch.dtype) -> tuple[tuple, dict]:
+    """Completes a call under autocast with the shadow of b."""
+    if len(args) > 4 or "shadow" in kwargs:
+        return args, kwargs
+    shadow = fresh_shadow(args[1], dtype)
+    return args, kwargs if shadow is None else {**kwargs, "shadow": shadow}
+
+
+autocast.lower_precision(op, _with_shadow)
+
+
+def _call(a, b, offs, bias, **options) -> torch.Tensor:
+    check_tensors("grouped_mm", a=a, b=b)
+    check_tensors("grouped_mm", optional=True, offs=offs, bias=bias)
+    for name, tensor in (("a", a), ("b", b)):
+        if is_dtensor(tensor):
+            raise TypeError(
+                f"grouped_mm: {name} is a DTensor with the placements {tensor.placements}; accepted: each rank's experts and "
+                "their tokens as plain tensors"
+            )
+    options |= {
+        "activation": check_activation("grouped_mm", options["activation"]),
+        "batch_invariant": is_batch_invariant(),
+    }
+    if autocast.eager(a, b):
+        dtype = autocast.dtype_on(a.device.type)
+        return _grouped_mm(a, b, offs, bias, fresh_shadow(b, dtype), compute_dtype=dtype, **options)
+    return op(a, b, offs, bias, **options)
+
+
+def grouped_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    activation: str | None = "none",
+) -> torch.Tensor:
+    """A matrix product for each group, as a mixture of experts needs it: torch.nn.functional.grouped_mm for groups of any size,
+    with bias, activation and autocast.
+
+    Group g is ``[offs[g - 1], offs[g])`` of the rows, terms or columns of which there are T:
+
+    ===================  ==========  ============  =============  ======================================
+    ``a``                ``b``       result        ``offs`` over  use
+    ===================  ==========  ============  =============  ======================================
+    ``[T, K]``           [G, K, N]   ``[T, N]``    rows           the layer of experts
+    ``[M, T]``           [T, N]      ``[G, M, N]`` terms          the gradient of its weights
+    ``[G, M, K]``        [K, T]      ``[M, T]``    columns        the same of transposed matrices
+    ``[G, M, K]``        [G, K, N]   ``[G, M, N]`` none           groups of equal size: a batched product
+    ===================  ==========  ============  =============  ======================================
+
+    Groups may be empty, and of any size without padding. Rows or columns at and behind ``offs[-1]`` are exactly zero in the result
+    and in gradients, and so are the products and gradients of empty groups. NaN of a group stays in that group; NaN behind
+    ``offs[-1]`` reaches nothing.
+
+    Args:
+        a, b: two or three dimensions, any strides. T, K and G may be 0.
+        offs: int32 ``[G]`` on the device of ``a``, the exclusive ends of the groups in ascending order. The host does not read
+            them on a GPU, so calls neither synchronize nor break a CUDA graph, which may be replayed with other values.
+        bias: ``[G, N]``, a row per group, or ``[N]``; its dtype as in :func:`linear`. For the first and the last form.
+        out_dtype: fp16, bf16 or fp32 for 16-bit operands; otherwise their own. Default: the working dtype.
+        activation: as in :func:`linear`, ``None`` for ``"none"``. For the first and the last form.
+
+    Returns:
+        A contiguous tensor; with ``"swiglu"`` of N / 2 columns.
+
+    The working dtype and gradients are as in :func:`linear`: fp16 and bf16 add in fp32 and round once; inside torch.autocast
+    everything is computed in its dtype, and fp32 weights get the fp32 sums. A ``b`` with a ``main_grad``
+    (:func:`amp_kernels.nn.accumulate_fp32`) accumulates there. fp32 and fp64 take torch's products; on a GPU, where the host does
+    not know the groups, that is a product of all rows for each group. Results have the same bits in every run; under
+    :func:`batch_invariant` a group has the bits of :func:`matmul` of its rows.
+
+    Values of ``offs`` are checked on a CPU only. A kernel clamps each end to ``[previous end, T]`` and touches nothing outside
+    of its tensors.
+
+    Raises:
+        TypeError: a dtype or layout is not accepted, ``offs`` is not int32, or a tensor is a DTensor.
+        ValueError: shapes, devices, ``activation`` or, on a CPU, the values of ``offs`` do not fit.
+
+    Examples:
+        >>> x, experts = torch.ones(4, 8, dtype=torch.bfloat16), torch.ones(3, 8, 2, dtype=torch.bfloat16)
+        >>> offs = torch.tensor([1, 1, 3], dtype=torch.int32)  # one row, none, two; the last row belongs to nobody
+        >>> ak.grouped_mm(x, experts, offs=offs)
+        tensor([[8., 8.],
+                [8., 8.],
+                [8., 8.],
+                [0., 0.]], dtype=torch.bfloat16)
+    """
+    return _call(a, b, offs, bias, out_dtype=out_dtype, activation=activation)
+
+
+def grouped_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    offs: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activation: str | None = None,
+) -> torch.Tensor:
+    """The rows form with a weight ``[G, N, K]``, which keeps its own gradient, ``main_grad`` and shadow."""
+    return _call(x, weight, offs, bias, activation=activation, transposed=True)

@@ -1,0 +1,67 @@
+"""Bugs in grouped products: the walk over groups, ragged maps, tiles without terms, biases, on both architectures."""
+
+from . import Mutant
+
+TEST = "test_grouped"
+MAP = "device/tensor_map.cuh"
+TILE = "gemm/sm90/tile.cuh"
+PRODUCER = "gemm/sm90/producer.cuh"
+KERNEL = "gemm/sm90/gemm.cuh"
+STORE = "gemm/sm90/direct_store.cuh"
+HOST = "gemm/sm90/grouped.cuh"
+SM80 = "gemm/sm80/grouped.cu"
+
+MUTANTS = [
+    # ---- the end of a group
+    Mutant(MAP, "return kRaggedLines - end + line;", "return kRaggedLines - end + line - 1;", "a group is one line longer"),
+    Mutant(MAP, "(uint64_t{1} << 34) - pitch", "uint64_t{1} << 34", "the base is not moved back"),
+    Mutant(STORE, "ragged_line(row, end), kRaggedLines, end);", "ragged_line(row, end + 64), kRaggedLines, end + 64);", "a tile is stored beyond its group"),
+    Mutant(TILE, "Tile::kRowGroups ? work.end : args.m;", "args.m;", "words and elements are stored beyond the group"),
+    Mutant(PRODUCER, "end < begin_ ? begin_ : end > groups.total ? groups.total : end;", "end > groups.total ? groups.total : end;", "an end before the previous one"),
+    Mutant(PRODUCER, "end < begin_ ? begin_ : end > groups.total ? groups.total : end;", "end < begin_ ? begin_ : end;", "an end behind the last row"),
+    Mutant(PRODUCER, "load(groups.offs + group_ * groups.stride)", "load(groups.offs + group_)", "the stride of the ends is forgotten"),
+    Mutant(PRODUCER, "work.end = number(a[3]);", "work.end = 0;", "a consumer does not hear of the end"),
+    Mutant(PRODUCER, "work.end = static_cast<int>(place[3]);", "", "the warp that moves boxes does not hear of the end"),
+    Mutant(HOST, "p.sums ? q.k : q.m}", "p.sums ? q.m : q.k}", "the wrong dimension has the groups"),
+    # ---- terms
+    Mutant(PRODUCER, "ragged_line(k, end), kRaggedLines, end);", "ragged_line(k, end + 64), kRaggedLines, end + 64);", "terms of the next group are multiplied"),
+    Mutant(PRODUCER, "load_terms<kRowsB>(b, map_b, full, work.n, work.begin + k, work.end);", "load_terms<kRowsB>(b, map_b, full, work.n, work.begin + k, work.end + 64);",
+           "only one operand is clipped: 0 x NaN"),
+    Mutant(PRODUCER, "load_terms<kRowsA>(a, map_a, full, work.m, work.begin + k, work.end);", "load_terms<kRowsA>(a, map_a, full, work.m, k, work.end);", "A begins at the first term of all"),
+    Mutant(PRODUCER, "Tile::kTermGroups ? blocks(end_ - begin_, kBlockK)", "Tile::kTermGroups ? (end_ - begin_) / kBlockK", "the last terms are left out"),
+    # ---- tiles without terms
+    Mutant(TILE, "kEndMark = kGrouping == Grouping::kNone ? 0 : -1;", "kEndMark = 0;", "a tile without steps is the end mark"),
+    Mutant(PRODUCER, "if (!exists) work.steps = Tile::kEndMark;", "", "there is no end mark"),
+    Mutant(KERNEL, "|| previous >= 0) release(previous);", "|| true) release(previous);", "a stage that was not used is released"),
+    Mutant(KERNEL, "acc[i][j] = 0.0f;", "", "sums of no terms are what was in the registers"),
+    Mutant(KERNEL, "if (work.steps == Tile::kEndMark && first && consumer == 0)", "if (false)", "a block without tiles leaves a barrier behind"),
+    Mutant(PRODUCER, "begin_ == end_ && args_.output == Output::kAccumulate ? 0", "begin_ == end_ ? 0", "the sums of empty groups are not written"),
+    Mutant(PRODUCER, "begin_ == end_ && args_.output == Output::kAccumulate ? 0", "false ? 0", "empty groups are added to"),
+    # ---- the walk
+    Mutant(PRODUCER, "(Tile::kRowGroups ? begin_ : 0) + line * Tile::kBlockM;", "line * Tile::kBlockM;", "every group begins at the first row"),
+    Mutant(PRODUCER, "tile_ -= tiles;", "", "the tiles of groups passed are not subtracted"),
+    Mutant(PRODUCER, "lines = left < kRaster ? left : kRaster;", "lines = kRaster;", "the last raster of a group is taken for a whole one"),
+    Mutant(PRODUCER, "args_.groups.count + (Tile::kRowGroups ? 1 : 0);", "args_.groups.count;", "rows in no group are not written"),
+    Mutant(PRODUCER, "group_ < args_.groups.count ? s.k_steps : 0;", "s.k_steps;", "rows in no group are multiplied"),
+    Mutant(HOST, "q.batch = Tile::kTermGroups ? p.groups : 1;", "q.batch = 1;", "one matrix of results"),
+    Mutant(HOST, "s.batch_b = Tile::kRowGroups && q.batch_stride_b != 0;", "s.batch_b = 0;", "the B of the first group for all"),
+    # ---- epilogue
+    Mutant(TILE, "batch < args.groups.count ? bias.data + batch * bias.batch_bytes : nullptr;", "bias.data + batch * bias.batch_bytes;", "rows in no group have a bias"),
+    Mutant(TILE, "? bias.data + batch * bias.batch_bytes", "? bias.data", "the bias of the first group for all"),
+    Mutant(TILE, "if (Tile::kRowGroups && halved && e.z.data) args.path", "if (false) args.path", "the halves of z are two matrices of a map that has none"),
+    # ---- sm_80
+    Mutant(SM80, "clamp(given, first_begin, total)", "given", "ends are not clamped"),
+    Mutant(SM80, "return a > b ? a : b;", "return a;", "an end before the previous one"),
+    Mutant(SM80, "lane == 0 ? first_begin : previous;", "previous;", "the first of 32 groups is empty"),
+    Mutant(SM80, "before = shuffle(last, kWarpThreads - 1);", "", "tiles are counted anew every 32 groups"),
+    Mutant(SM80, "first_begin = shuffle(end, kWarpThreads - 1);", "", "the 33rd group begins at 0"),
+    Mutant(SM80, "block_index() - shuffle(last - tiles, at)", "block_index() - shuffle(last, at)", "the tile is counted from the next group"),
+    Mutant(SM80, "if (work.k_end > 0) multiply", "multiply", "a group without terms multiplies what is in shared memory"),
+    Mutant(SM80, "if (!g.sums && stored.batch == g.groups)", "if (false)", "rows in no group have a bias"),
+    Mutant(SM80, "|| (g.skips_empty && begin == end)", "", "empty groups are added to"),
+    Mutant(SM80, "g.sums ? group.begin : group.index;", "group.index;", "the terms of another group"),
+    Mutant(SM80, "const int end = g.sums ? g.args.finish.m : group.end;", "const int end = g.args.finish.m;", "a tile is stored beyond its group"),
+    Mutant(SM80, "g.groups + (g.sums ? 0 : 1);", "g.groups;", "rows in no group are not written"),
+    Mutant(SM80, "q.m / Tile::kBlockM + int64_t{p.groups} + 1;", "q.m / Tile::kBlockM + int64_t{p.groups};", "one block too few"),
+    Mutant(SM80, "work.m = (g.sums ? 0 : group.begin)", "work.m = 0", "every group begins at the first row"),
+]  # fmt: skip

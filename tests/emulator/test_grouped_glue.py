@@ -1,0 +1,128 @@
+"""The host code of grouped products on the emulator: operands that lie in every way, the kernel that takes them, sizes of 0.
+
+Operands are small integers, so results are those of the CPU kernels to the bit."""
+
+import pytest
+import torch
+
+import amp_kernels as ak
+from amp_kernels._raw.grouped_gemm import grouped_gemm_accumulate_op, grouped_gemm_op
+from amp_kernels.testing.emulator import launches
+
+f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
+
+
+@pytest.fixture(params=["8.0", "9.0"])
+def capability(request, monkeypatch):
+    monkeypatch.setenv("AMP_KERNELS_EMULATE_CAPABILITY", request.param)
+    return request.param
+
+
+def integers(*shape, dtype=bf16, seed=0):
+    return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def ends(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def ways(t: torch.Tensor):
+    """The same values by rows, by columns, in rows apart, behind an odd element, and contiguous in no dimension."""
+    yield t.contiguous()
+    yield t.mT.contiguous().mT
+    wide = torch.full((*t.shape[:-1], t.shape[-1] + 8), torch.nan, dtype=t.dtype)
+    wide[..., : t.shape[-1]] = t
+    yield wide[..., : t.shape[-1]]
+    flat = torch.full((t.numel() + 1,), torch.nan, dtype=t.dtype)
+    flat[1:] = t.flatten()
+    yield flat[1:].view(t.shape)
+    gaps = torch.full((*t.shape[:-1], 2 * t.shape[-1]), torch.nan, dtype=t.dtype)
+    gaps[..., ::2] = t
+    yield gaps[..., ::2]
+
+
+def assert_same_on_both(call, *written):
+    """`call(*written)` on the emulator and on the CPU, on copies of what it writes; the kernels that were launched."""
+    outcomes, launched = [], []
+    for backend in ("emulate", "cpu"):
+        copies = [t.clone(memory_format=torch.preserve_format) for t in written]
+        with ak.backend(backend):
+            results = call(*copies) or ()
+        if backend == "emulate":
+            launched = [launch.name for launch in launches()]
+        outcomes.append([t for t in (*results, *copies) if t is not None])
+    for got, want in zip(*outcomes, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True, check_stride=True)
+    return launched
+
+
+@pytest.mark.parametrize("k", [1, 40, 41])
+def test_rows_of_operands_that_lie_in_any_way(k, capability):
+    a, b, offs = integers(20, k, seed=1), integers(3, k, 24, seed=2), ends(7, 7, 18)
+    for left, right in zip((*ways(a), *[a] * 5), (*[b] * 5, *ways(b)), strict=True):
+        launched = assert_same_on_both(lambda left=left, right=right: grouped_gemm_op(left, right, offs))
+        assert launched[-1] == f"gemm_sm{'90' if capability == '9.0' else '80'}_grouped"
+    expanded = b[:1].expand(3, -1, -1)
+    assert_same_on_both(lambda: grouped_gemm_op(a, expanded, offs, out_dtype=f32))
+    assert_same_on_both(lambda: grouped_gemm_op(a[2:], b[:1], offs[:1]))
+
+
+@pytest.mark.parametrize("m", [8, 9])
+def test_sums_of_operands_that_lie_in_any_way(m, capability):
+    a, b, offs = integers(m, 30, dtype=f16, seed=1), integers(30, 24, dtype=f16, seed=2), ends(0, 9, 9, 27)
+    c = torch.ones(4, m, 24)
+    for left, right in zip((*ways(a), *[a] * 5), (*[b] * 5, *ways(b)), strict=True):
+        assert_same_on_both(lambda left=left, right=right: grouped_gemm_op(left, right, offs))
+        assert_same_on_both(
+            lambda c, left=left, right=right: grouped_gemm_accumulate_op(c, left, right, offs), c.mT.contiguous().mT
+        )
+    assert_same_on_both(lambda: grouped_gemm_op(a, integers(1, 24, dtype=f16).expand(30, 24), offs))
+    assert_same_on_both(lambda c: grouped_gemm_accumulate_op(c, a, b, offs, overwrite=True), c * torch.nan)
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu", "swiglu"])
+@pytest.mark.parametrize("out_dtype", [None, f16, f32])
+def test_every_argument_has_its_own_place(activation, out_dtype, capability):
+    a, b = integers(40, 24, seed=1), integers(3, 24, 32, seed=2)
+    offs = ends(5, 0, 9, 0, 33, 0)[::2]
+    per_group = integers(32, 3, dtype=f32, seed=3).t() / 4
+    for bias in (None, per_group, per_group.to(bf16), per_group[1]):
+        for preact in (False, True):
+            options = {"activation": activation, "out_dtype": out_dtype, "preact": preact}
+            assert_same_on_both(lambda bias=bias, options=options: grouped_gemm_op(a, b, offs, bias, **options))
+
+
+def test_halves_that_tma_cannot_read(capability):
+    """Of an n-major B the second half of a row begins within 16 bytes: the other kernel serves."""
+    a, b = integers(20, 16), integers(2, 16, 40, seed=1)
+    launched = assert_same_on_both(lambda: grouped_gemm_op(a, b, ends(3, 20), activation="swiglu"))
+    assert launched[-1] == "gemm_sm80_grouped"
+
+
+def test_sizes_of_zero(capability):
+    a, b = integers(12, 8), integers(2, 8, 16)
+    for tensors in ((a[:, :0], b[:, :0]), (a[:0], b), (a, b[..., :0])):
+        offs = ends(0, 0) if len(tensors[0]) == 0 else ends(3, 9)
+        bias = torch.ones(2, tensors[1].shape[-1])
+        assert_same_on_both(lambda t=tensors, offs=offs, bias=bias: grouped_gemm_op(*t, offs, bias, preact=True))
+    assert_same_on_both(lambda: grouped_gemm_op(a, b[:0], ends(), preact=True))
+    c = torch.full((2, 12, 16), 7.0)
+    for columns in (16, 12):
+        empty = integers(0, columns), ends(0, 0)
+        assert_same_on_both(lambda empty=empty: grouped_gemm_op(a[:, :0], *empty))
+        for overwrite in (False, True):
+            assert_same_on_both(
+                lambda c, empty=empty, overwrite=overwrite: grouped_gemm_accumulate_op(
+                    c, a[:, :0], *empty, overwrite=overwrite
+                ),
+                c[..., :columns].clone(),
+            )
+
+
+def test_ends_are_read_on_the_device_alone(capability):
+    """Bad ones raise nothing there; each is clamped to [previous end, T]."""
+    a, b = integers(12, 8), integers(3, 8, 16, seed=1)
+    with ak.backend("emulate"):
+        got = grouped_gemm_op(a, b, ends(-4, 50, 2))[0]
+    with ak.backend("cpu"):
+        assert torch.equal(got, grouped_gemm_op(a, b, ends(0, 12, 12))[0])
