@@ -239,7 +239,7 @@ def _update_elements(
     GRAD: tl.constexpr = ELEMENTS[0]
     MAIN: tl.constexpr = ELEMENTS[1]
     SECOND: tl.constexpr = ELEMENTS[2]
-    SPLIT: tl.constexpr = SECOND == tl.int16 or SECOND == tl.int8
+    SPLIT: tl.constexpr = tl.int16 == SECOND or tl.int8 == SECOND
     main_at = pointers[1].to(tl.pointer_type(tl.int16)) if SPLIT else pointers[1]
     grad = tl.load(pointers[0] + offsets, mask=mask, cache_modifier=".cg") if GRAD is not None else None
     state = fetch_state(pointers, offsets, mask, first, ELEMENTS, MOMENTS, UNSIGNED)
