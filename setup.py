@@ -131,6 +131,8 @@ class CMakeBuild(build_ext):
         for part in TARGETS if parts else ():
             if part not in parts and part not in self.info["libraries"]:
                 self.note(part, f"left out by AMP_KERNELS_PARTS={named}")
+                if part == "cuda":
+                    self.info["cuda_archs"] = []
         asked = os.environ.get("AMP_KERNELS_EMULATOR") or ("1" if self.inplace or self.editable_mode else "0")
         if asked == "0" and "emulated" not in parts:
             self.note("emulated", "a tool for tests, left out of an install; AMP_KERNELS_EMULATOR=1 builds it")

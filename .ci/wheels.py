@@ -11,13 +11,13 @@ apart by their suffix, and `_nodes` serves the torch that it was built with; wit
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 import zipfile
@@ -184,7 +184,7 @@ def check(wheel: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run(sys.executable, "-m", "venv", folder)
         site = next(Path(folder, "lib").glob("python*/site-packages"))
-        (site / "torch_beside.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+        (site / "torch_beside.pth").write_text(f"{Path(importlib.util.find_spec('torch').origin).parents[1]}\n")
         python = Path(folder, "bin", "python")
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("AMP_KERNELS", "PYTHONPATH"))}
         begin = time.monotonic()

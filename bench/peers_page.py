@@ -143,10 +143,11 @@ def draw(folder: Path, rows: list[dict]) -> bool:
     axis.invert_yaxis()
     axis.axvline(1, color="black", linewidth=0.8)
     axis.set_xscale("log")
-    axis.set_xlabel(
-        "torch's time of an optimizer step over the provider's (right of the line: faster than torch)", fontsize=9
-    )
-    axis.set_title(machine(rows).split(";")[0], fontsize=10)
+    axis.margins(x=0.15)
+    axis.set_xlabel("torch's time of a step over the provider's", fontsize=9)
+    date, load = rows[0]["date"][:10], rows[0].get("load")
+    busy = "" if load is None else f", load average {load:g}"
+    axis.set_title(f"{machine(rows).split(';')[0]}, {date}{busy}", fontsize=10)
     figure.tight_layout()
     figure.savefig(folder / PICTURE, dpi=150)
     plt.close(figure)

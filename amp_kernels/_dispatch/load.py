@@ -73,10 +73,10 @@ def load() -> None:
         path = PACKAGE / f"libamp_kernels_{library}.so"
         if backend == "cuda" and torch.version.cuda is None:
             _absent["cuda"] = "the installed torch is a CPU build"
-        elif backend == "cuda" and (other := other_cuda(build_info(), torch.version.cuda)):
-            _absent["cuda"] = other
         elif not path.exists():
             _absent[backend] = build_reason(library)
+        elif backend == "cuda" and (other := other_cuda(build_info(), torch.version.cuda)):
+            _absent["cuda"] = other
         else:
             try:
                 torch.ops.load_library(str(path))

@@ -37,6 +37,9 @@ def _steps(scope: Scope) -> Iterator[Case]:
     for name, shapes in chosen.items():
         for layout in (FP32, EIGHT_BIT, *((MASTER, SPLIT) if on_gpu else ()), SMALL):
             compiles = layout is FP32 and len(shapes) <= 200
-            yield adamw.step_case(name, shapes, layout, scope.device, with_peers=True, compiles=compiles)
+            by_rows = name in LARGE  # torch's norm of such a tensor is wrong on a CPU
+            yield adamw.step_case(
+                name, shapes, layout, scope.device, with_peers=True, compiles=compiles, by_rows=by_rows
+            )
         if any(map(muon_step.is_matrix, shapes)) and name not in LARGE:
             yield muon_step.case(name, shapes, scope.device)

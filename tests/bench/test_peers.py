@@ -197,8 +197,7 @@ def test_a_first_loss_that_is_wrong_is_not_timed(monkeypatch, tmp_path, capsys):
     found = [json.loads(line) for line in (tmp_path / "gpt2.jsonl").read_text().splitlines()]
     assert [row["provider"] for row in found] == ["torch", "torch Muon", "amp_kernels Muon"]
     assert "NOT TIMED: bf16 liger: Mismatch: the first loss is" in capsys.readouterr().out
-    torchs, ours = (row["losses"] for row in found[1:])
-    assert ours == pytest.approx(torchs, rel=5e-3)
-    assert torchs[-1] != pytest.approx(found[0]["losses"][-1], rel=1e-4)  # which is AdamW's
+    adamw, torchs, ours = (row["losses"][-1] for row in found)
+    assert abs(ours - torchs) < 0.3 * abs(torchs - adamw)
     monkeypatch.setattr(gpt2, "exact_loss", lambda model, data: 1.0)
     assert gpt2.main([*options, "--provider", "torch"]) == 1

@@ -40,7 +40,13 @@ def everything(tmp_path_factory):
 def test_every_benchmark_runs_and_writes_rows_tables_and_plots(everything):
     rows = read(everything)
     assert {row["op"] for row in rows} == NAMES
-    assert {row["provider"] for row in rows} == {"torch", "amp_kernels", "amp_kernels:full", "torch:all bf16"}
+    assert {row["provider"] for row in rows} == {
+        "torch",
+        "amp_kernels",
+        "amp_kernels:full",
+        "torch:all bf16",
+        "torch:loop",
+    }
     needed = "op shape dtype provider p20_us p50_us p80_us bytes flops floor_us roofline_share device versions peers"
     for row in rows:
         assert row["status"] == "ok"

@@ -91,6 +91,7 @@ def test_only_the_named_parts_are_built(tmp_path):
     libraries = info_of(wheel)["libraries"]
     assert {part for part, entry in libraries.items() if entry["built"]} == {"cpu", "host"}
     assert libraries["nodes"]["reason"] == "left out by AMP_KERNELS_PARTS=host, cpu"
+    assert info_of(wheel)["cuda_archs"] == []
     wheel, refused = build_wheel(
         tmp_path / "unknown", "--no-build-isolation", check=False, AMP_KERNELS_PARTS="cpu,kernels"
     )
