@@ -206,6 +206,7 @@ def page() -> str:
     add("Optimizer steps, H200", step_basis(h200), steps(h200))
     parts.append("\n" + textwrap.fill(short_lists(), 140) + "\n")
     add("Symmetric products, H200", newton_schulz.BASIS.format(chip="H200"), newton_schulz.symmetric(h200))
+    parts.append("\n" + textwrap.fill(newton_schulz.LONE, 140) + "\n")
     add("Newton-Schulz iterations, H200", newton_schulz.BASIS.format(chip="H200"), newton_schulz.iterations(h200))
     add("linear_cross_entropy and its three GEMMs, H200", LOSS_BASIS, loss.table(h200))
     for name in GPT2_MODELS:

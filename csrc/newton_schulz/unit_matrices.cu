@@ -1,11 +1,10 @@
 // unit_matrices: the sums of squares of all rows, then all rows divided by the norms of their matrices.
 //
 // Work: every element is read twice and written once in 16 bits: 6 (16-bit) or 10 bytes (fp32) an element. The second
-// read begins at the end of the stack, which is still in L2. One fma of float64 an element, which is half an fp32 one on
-// sm_80 and sm_90, and one multiplication.
-// Plan: a warp per row, adjacent lanes on adjacent columns; the second kernel takes kRowsPerBlock rows a block, since
-// each block first adds the sums of all rows of its matrix, 8 bytes a row. Trap: the order of the sums is that of
-// newton_schulz/formula.h, whatever the batch.
+// read begins at the end of the stack, which is still in L2. One fma of float64 an element, which is half an fp32 one
+// on sm_80 and sm_90, and one multiplication. Plan: a warp per row, adjacent lanes on adjacent columns; the second
+// kernel takes kRowsPerBlock rows a block, since each block first adds the sums of all rows of its matrix, 8 bytes a
+// row. Trap: the order of the sums is that of newton_schulz/formula.h, whatever the batch.
 #include "base/element.cuh"
 #include "device/block.cuh"
 #include "device/dependent_launch.cuh"

@@ -153,3 +153,12 @@ def test_refusals(shape, options, text):
 def test_empty_parameters_are_left_alone():
     params, _ = trained([(4, 0), (0, 4), (3, 0, 5), (4, 4)])
     assert not torch.equal(params[3], parameters([(1,), (1,), (1,), (4, 4)])[3])
+
+
+def test_results_are_rounded_once_to_fp16():
+    """From zero and with a rate of 1 the weights are the orthogonalized matrices: fp16 numbers, of which few fit bf16."""
+    p = torch.nn.Parameter(torch.zeros(24, 40))
+    set_grads([p], 0)
+    Muon([p], lr=1.0, weight_decay=0.0).step()
+    assert torch.equal(p.half().float(), p)
+    assert (p.bfloat16().float() == p).float().mean() < 0.5
