@@ -62,7 +62,8 @@ def check_ranks(draw, x, w):
         whole = ak.matmul(x, w.t(), out_dtype=torch.float32)
     with ak.batch_invariant(k_blocks=blocks // ranks):
         parts = [
-            ak.matmul(a, b.t(), out_dtype=torch.float32) for a, b in zip(x.chunk(ranks, 1), w.chunk(ranks, 1), strict=True)
+            ak.matmul(a, b.t(), out_dtype=torch.float32)
+            for a, b in zip(x.chunk(ranks, 1), w.chunk(ranks, 1), strict=True)
         ]
     assert torch.equal(tree_sum(parts), whole)
 
