@@ -167,7 +167,7 @@ def test_products(dtype, options, products, monkeypatch):
     """Two chunks have three products each, and a fourth if the forward cannot make gradients."""
     x, weight, target, _ = problem(dtype=dtype, bias=False)
     counted = []
-    for name in ("gemm_op", "gemm_accumulate_op"):
+    for name in ("gemm", "gemm_accumulate_op"):
         op = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args, op=op, **kwargs: (counted.append(op), op(*args, **kwargs))[1])
     loss = linear_cross_entropy(x, weight, target, chunk_size=12, **options).sum()
