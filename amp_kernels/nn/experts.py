@@ -18,7 +18,7 @@ from .._dispatch.library import PLAIN
 from .._sharding.dtensor import is_dtensor
 from ..ops.grouped_mm import grouped_linear
 from . import activation
-from ._derived import base_of, own_forward
+from ._derived import base_of, own_forward, shows
 from ._probe import same, standing_in, values
 from ._wrapped import own_class
 from .fused import is_untouched
@@ -54,6 +54,7 @@ class _Summed(torch.autograd.Function):
         return _Sorted.apply(grad, *ctx.saved_tensors, ctx.top_k), None, None, None
 
 
+@shows("amp_kernels.grouped_mm")
 def forward(self: torch.nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     gate_up, down = self.gate_up_proj, self.down_proj
     plain = type(gate_up) in PLAIN and type(down) in PLAIN

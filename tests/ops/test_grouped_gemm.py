@@ -191,8 +191,10 @@ def test_a_group_has_the_bits_of_gemm_of_its_rows(device, generator):
 
 @pytest.mark.parametrize("isa", cpu_isa.available())
 def test_the_same_bits_for_any_number_of_threads(isa, threads, generator):
+    """A group that two threads took would show in what is accumulated."""
     a = operand(400, 64, dtype=torch.bfloat16, generator=generator)
     b = operand(8, 64, 256, dtype=torch.bfloat16, generator=generator)
+    wide = operand(400, 256, dtype=torch.bfloat16, generator=generator)
     for found in (
         (1, 3, 3, 20, 300, 310, 380, 400),
         tuple(range(50, 401, 50)),
@@ -201,8 +203,12 @@ def test_the_same_bits_for_any_number_of_threads(isa, threads, generator):
         results = []
         for count in (1, 2, 5):
             threads(count)
+            c = torch.ones(8, 64, 256)
             with use(f"cpu/{isa}"):
-                results.append((grouped_gemm_op(a, b, ends(*found))[0], grouped_gemm_op(a.t(), a, ends(*found))[0]))
+                grouped_gemm_accumulate_op(c, a.t(), wide, ends(*found))
+                results.append(
+                    (c, grouped_gemm_op(a, b, ends(*found))[0], grouped_gemm_op(a.t(), wide, ends(*found))[0])
+                )
         for one in results[1:]:
             assert all(map(torch.equal, one, results[0]))
 
