@@ -32,7 +32,7 @@ def chosen() -> str:
 
 
 def available() -> list[str]:
-    """What ``AMP_KERNELS_CPU_ISA`` may be on this machine, among ``"portable"``, ``"avx2"``, ``"avx512"``,
+    """Values of ``AMP_KERNELS_CPU_ISA`` that this machine accepts, among ``"portable"``, ``"avx2"``, ``"avx512"``,
     ``"avx512_bf16"``, ``"amx"`` and ``"amx_emulated"``."""
     return _cpu_isa()[1:]
 

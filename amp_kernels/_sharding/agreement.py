@@ -72,7 +72,7 @@ class Agreement:
 
     @property
     def device(self) -> torch.device:
-        """Where the other ranks have their numbers, as far as one without tensors can tell."""
+        """The device of the other ranks' numbers, guessed from the process group on a rank without tensors."""
         types = {device.type for device in self.groups[0]._device_types}
         return torch.device("cuda" if "cuda" in types and torch.cuda.is_available() else "cpu")
 

@@ -13,7 +13,7 @@ import triton.language as tl
 #: The interpreter has no tl.map_elementwise.
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
-# Where the tails end.
+# Upper ends of the tails.
 _GELU_LIMIT: tl.constexpr = tl.constexpr(7.0)
 _GELU_TANH_LIMIT: tl.constexpr = tl.constexpr(6.0)
 _SILU_LIMIT: tl.constexpr = tl.constexpr(87.0)

@@ -26,7 +26,7 @@ def _exp(x):
 
 @triton.jit
 def _mask_offset(index, middle, inner, outer_stride, middle_stride, inner_stride):
-    """Where the mask of a row begins, whose number is one through three dimensions."""
+    """Offset of a row's mask; rows are numbered through three dimensions."""
     rest = index // inner
     return rest // middle * outer_stride + rest % middle * middle_stride + (index - rest * inner) * inner_stride
 

@@ -177,7 +177,7 @@ class Total:
         self.fresh = False
 
     def gradient(self, dtype: torch.dtype) -> Tensor:
-        """What autograd still has to add."""
+        """The part that autograd has to add."""
         if self.fresh:
             self.sums.zero_()
         if self._found is None:

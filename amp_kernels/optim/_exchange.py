@@ -36,7 +36,7 @@ class Sharded(NamedTuple):
 
 
 def flops(member: Member) -> float:
-    """Of five steps, in the cheaper of the forms that :func:`amp_kernels.newton_schulz` takes."""
+    """The flops of five Newton-Schulz steps, in the cheaper form (:func:`amp_kernels.newton_schulz`)."""
     count, rows, columns = member.matrices.stack
     short, long = sorted((rows, columns))
     return count * min(15 * short**2 * long + 5 * short**3, 6 * short**2 * long + 14 * short**3)

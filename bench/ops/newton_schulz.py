@@ -27,7 +27,7 @@ def newton_schulz(scope: Scope) -> Iterator[Case]:
 
 
 def torchs_iteration() -> Callable[[torch.Tensor], torch.Tensor]:
-    """Of torch.optim.Muon, for one matrix."""
+    """The iteration of torch.optim.Muon, for one matrix."""
     from torch.optim._muon import _zeropower_via_newtonschulz
 
     return lambda x: _zeropower_via_newtonschulz(x, KELLER_JORDAN, 5, 1e-7).to(x.dtype)
