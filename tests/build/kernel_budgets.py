@@ -15,8 +15,8 @@ class Budget:
     registers: int  # a thread, at most
     shared: int  # static bytes a block, at most, without the 1,024 that the system takes on sm_90 and later; ptxas may round
     # them up to 1,024 where another kernel of the file has dynamic ones, which begin at such a multiple
-    # On this architecture, in instances with this in their symbol: bytes, at most.
-    spilled: tuple[str, str, int] = ("", "", 0)
+    # By architecture: a part of the symbols of the instances that may spill, and bytes, at most.
+    spilled: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     threads: int = 256  # a block
     blocks: int = 0  # that share a multiprocessor, or as many as it holds, where bandwidth counts on it
     wide_loads: int = 0  # 16-byte loads from global memory, at least, in all instances
@@ -59,9 +59,10 @@ BUDGETS = {
     "unscale_kernel": Budget(registers=64, shared=0, blocks=4, wide_loads=4 * (4 + 3), in_flight=64, ways=4,
         why="4 dtypes, each with rounds of 4 loads; 64 registers let 4 blocks of 256 share an SM"),
     "cast_kernel": Budget(registers=64, shared=0, blocks=4, wide_loads=2 * 2 * (4 * 4 + 2 * 4 + 4), in_flight=64,
-        ways=9, spilled=("sm_120", "Lb1E", 16), whole_sectors=True,
+        ways=9, spilled={"sm_90a": ("Lb1E", 32), "sm_100": ("Lb1E", 24), "sm_120": ("Lb1E", 88)}, whole_sectors=True,
         why="with and without stochastic rounding, 9 pairs of dtypes, each with a loop and an end of 64 bytes of "
-            "loads, 16 or, of 16-bit elements to widen, 8 at a time; 64 registers let 4 blocks of 256 share an SM"),
+            "loads, 16 or, of 16-bit elements to widen, 8 at a time; 64 registers let 4 blocks of 256 share an SM, "
+            "at the price of some words of the stochastic loop in local memory"),
     "embedding_pieces_kernel": Budget(registers=96, shared=0,
         why="four rows of 8 columns on their way to a thread; 640 threads share an SM"),
     "embedding_joints_kernel": Budget(registers=96, shared=0,
@@ -109,7 +110,8 @@ BUDGETS = {
             "weight; 80 registers let 3 blocks of 256 share an SM"),
     "update_kernel<Lion, true>": Budget(registers=128, shared=0, blocks=2, wide_loads=9 * 7, in_flight=112, ways=9,
         why="with extras: 9 ways to keep a weight, and two words of the average"),
-    "update8_kernel<AdamW>": Budget(registers=128, shared=0, blocks=2, spilled=("sm_90a", "AdamW", 56),
+    "update8_kernel<AdamW>": Budget(registers=128, shared=0, blocks=2,
+        spilled=dict.fromkeys(("sm_90a", "sm_100", "sm_120"), ("AdamW", 56)),
         opcodes={"FFMA.RZ": 5 * 8, "SHFL.BFLY": 5 * 2},
         why="moments in 8 bits: eight elements of a thread, with and without a third moment, whose loop has some of its words in "
             "local memory; two blocks of 256 share an SM"),
@@ -136,13 +138,13 @@ BUDGETS = {
     "gemm_add_phases_kernel": Budget(registers=64, shared=0, blocks=4,
         opcodes={"LDG.E.EF": 2 * 4 * (2 + 4 + 8), "SHFL.IDX": 6 * 32},
         why="bandwidth: 4 rows of up to 8 phases, 128 bytes of a thread in flight; 4 blocks of 256 share an SM"),
-    "gemm_sm80_kernel": Budget(registers=255, shared=0, spilled=("sm_120", "TileILi64ELi64E", 16),
+    "gemm_sm80_kernel": Budget(registers=255, shared=0, spilled={"sm_80": ("ChainedTile", 24), "sm_120": ("TileILi64ELi64E", 16)},
         opcodes={"HMMA.16816.F32": 2 * (64 + 2 * (64 + 16)), "LDSM.16": 2 * 2 * (21 + 2 * (21 + 11)),
                  "LDGSTS.E.BYPASS.128": 10 * 12},
         why="14 instances, 4 for symmetric results and 4 whose sums start from C: 128 sums and two sets of fragments. A step of "
             "32 k is 64 mma a warp, "
-            "16 in the small tile, which on sm_120 keeps four words in memory"),
-    "gemm_sm80_grouped_kernel": Budget(registers=255, shared=0, spilled=("sm_120", "TileILi128ELi128E", 16),
+            "16 in the small tile, which on sm_120 keeps four words in memory; the 128 x 128 tile from C keeps six on sm_80"),
+    "gemm_sm80_grouped_kernel": Budget(registers=255, shared=0, spilled={"sm_120": ("TileILi128ELi128E", 16)},
         opcodes={"HMMA.16816.F32": 2 * 64, "LDSM.16": 2 * 2 * 21, "LDGSTS.E.BYPASS.128": 2 * 12},
         why="2 instances: the loop of gemm_sm80_kernel; on sm_120 four words wait in memory"),
     "row_squares_kernel": Budget(registers=64, shared=0, blocks=4, why="bandwidth: 4 blocks of 256 share an SM"),
