@@ -107,10 +107,19 @@ def gemm_kernel(
     k_last = tl.minimum(tl.maximum(K, 1), k_first + k_split)
     tl.assume(k_first < k_last)
     first_row, first_column = tile_m * BLOCK_M, tile_n * BLOCK_N
-    rest = (residual, stride_rb, stride_rm, stride_rn, R_COLUMN_MAJOR, VEC_R)
     if CHAINED:
-        acc = load_tile(rest, batch, first_row, first_column, M, N, WIDE, BLOCK_M, BLOCK_N, False)
-        rest = (None, stride_rb, stride_rm, stride_rn, R_COLUMN_MAJOR, VEC_R)
+        acc = load_tile(
+            (residual, stride_rb, stride_rm, stride_rn, R_COLUMN_MAJOR, VEC_R),
+            batch,
+            first_row,
+            first_column,
+            M,
+            N,
+            WIDE,
+            BLOCK_M,
+            BLOCK_N,
+            False,
+        )
     else:
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     up = acc if GATED else None
@@ -164,7 +173,7 @@ def gemm_kernel(
         bias,
         stride_bias,
         (preact, stride_zb, stride_zm, stride_zn, Z_COLUMN_MAJOR, VEC_Z),
-        rest,
+        (None if CHAINED else residual, stride_rb, stride_rm, stride_rn, R_COLUMN_MAJOR, VEC_R),
         sums,
         alpha,
         beta,

@@ -161,11 +161,16 @@ def in_8_bits(elements, moments):
     return moments > 0 and elements[3] == tl.uint8
 
 
+@triton.constexpr_function
+def is_split(elements):
+    return elements[2] in (tl.int16, tl.int8)
+
+
 @triton.jit
 def fetch_state(pointers, offsets, mask, first, ELEMENTS: tl.constexpr, MOMENTS: tl.constexpr, UNSIGNED: tl.constexpr):
     """Weight, moments and average of one block, as fp32. Everything is fetched before anything is converted: a conversion
     waits for its load, and a load issued after one might wait too."""
-    SPLIT: tl.constexpr = ELEMENTS[2] == tl.int16 or ELEMENTS[2] == tl.int8
+    SPLIT: tl.constexpr = is_split(ELEMENTS)
     IN_8_BITS: tl.constexpr = in_8_bits(ELEMENTS, MOMENTS)
     STATE_END: tl.constexpr = len(ELEMENTS) - (MOMENTS if IN_8_BITS else 0)
     main_at = pointers[1].to(tl.pointer_type(tl.int16)) if SPLIT else pointers[1]
@@ -239,7 +244,7 @@ def _update_elements(
     GRAD: tl.constexpr = ELEMENTS[0]
     MAIN: tl.constexpr = ELEMENTS[1]
     SECOND: tl.constexpr = ELEMENTS[2]
-    SPLIT: tl.constexpr = tl.int16 == SECOND or tl.int8 == SECOND
+    SPLIT: tl.constexpr = is_split(ELEMENTS)
     main_at = pointers[1].to(tl.pointer_type(tl.int16)) if SPLIT else pointers[1]
     grad = tl.load(pointers[0] + offsets, mask=mask, cache_modifier=".cg") if GRAD is not None else None
     state = fetch_state(pointers, offsets, mask, first, ELEMENTS, MOMENTS, UNSIGNED)

@@ -39,7 +39,7 @@ NORMS = [
     (BF16, MEAN | BIAS, 21),
     (FP32, MEAN | BIAS, 19.5),
     (BF16, 0, 17.5),
-    (BF16, MEAN | BIAS | RESIDUAL, 31),
+    (BF16, MEAN | BIAS | RESIDUAL, 31.5),
 ]
 
 

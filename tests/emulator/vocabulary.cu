@@ -123,6 +123,7 @@ AK_KERNEL(384, 1) hopper_kernel(AK_PARAM(TensorMap) map) {
   tma_prefetch(&map, 0, 0, 0);
   tma_load(at, &map, barrier, 0, 0);
   tma_load(at, &map, barrier, 0, 0, 0);
+  tma_load(at, &map, barrier, 0, 0, 0, 0);
   tma_load_multicast(at, &map, barrier, 0, 0, 0, 3);
   mbarrier_wait(barrier, 0);
   const auto v = load_shared_16(at);
@@ -132,6 +133,7 @@ AK_KERNEL(384, 1) hopper_kernel(AK_PARAM(TensorMap) map) {
   fence_proxy_async();
   tma_store(&map, at, 0, 0);
   tma_store(&map, at, 0, 0, 0);
+  tma_store(&map, at, 0, 0, 0, 0);
   tma_reduce_add(&map, at, 0, 0);
   tma_reduce_add(&map, at, 0, 0, 0);
   bulk_commit();

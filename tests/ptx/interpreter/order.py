@@ -18,7 +18,7 @@ MBARRIERS = 64  # participants kept for the mbarriers of a block
 
 PLAIN, STRONG, ASYNC = 0, 1, 2  # kinds of access: plain; atomic or relaxed; by the async proxy
 NOBODY, IN_FLIGHT = 0, -1  # in place of a writer: never written; an asynchronous copy is about to write
-GRANULE = 2  # bytes that one entry of a shadow stands for
+GRANULE = 1  # bytes that one entry of a shadow stands for
 
 
 class Knowledge:
