@@ -168,7 +168,9 @@ def _lies(t: torch.Tensor | None) -> _Lies | None:
 def _choose(capability, c, a, b, preact, residual, n, activation, backward, batch_invariant, tma) -> GemmConfig:
     """The configuration of a call; tensors as they lie."""
     batch, m, k = a.shape
-    of_a = m if _Matrix(a, k).column_major else k
+    of_a = (
+        0 if _Matrix(a, k).column_major else k
+    )  # rows that are not adjacent in memory may be as many as the batch has
     vec = math.gcd(8, n, of_a) if batch_invariant else min(_Matrix(a, k).vec, _Matrix(b, n).vec)
     if tma and loads_by_tma(capability):
         vec = 8

@@ -26,7 +26,9 @@ def tensors(values):
 OTHER_BITS = [
     op
     for op in OPS
-    if op.name.startswith(("gemm", "grouped_gemm", "norm_", "cross_entropy", "softmax", "embedding_accumulate", "lamb_half"))
+    if op.name.startswith(
+        ("gemm", "grouped_gemm", "norm_", "cross_entropy", "softmax", "embedding_accumulate", "lamb_half")
+    )
 ]
 
 

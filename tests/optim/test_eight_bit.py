@@ -9,6 +9,7 @@ import torch
 
 import amp_kernels as ak
 import amp_kernels.optim as akopt
+from amp_kernels._dispatch.policy import requested_backend
 from amp_kernels._raw._block8 import FIRST, SECOND, decode, encode
 from amp_kernels.testing.generators import normal
 
@@ -80,6 +81,8 @@ def test_bytes_held_by_parameters_and_state(dtype, options, held):
 @EACH_KIND
 def test_steps_have_the_references_bits(name, options, kind):
     """From lists and from addresses, which later steps take."""
+    if name == "Muon" and requested_backend() == "emulate":
+        pytest.skip("products of the CUDA kernels add in another order")
     runs = [optimizer_of(name, kind, options) for _ in range(2)]
     train(runs[0], 0, 5)
     with ak.backend("reference"):

@@ -40,7 +40,13 @@ class Region:
 def granules(addresses: np.ndarray, base: int, total: int) -> np.ndarray:
     """[access, granule] of accesses to `total` bytes."""
     first = ((addresses - np.uint64(base)) // np.uint64(GRANULE)).astype(np.int64)
-    return first[:, None] + np.arange(max(1, total // GRANULE))
+    return first[:, None] + np.arange(total // GRANULE)
+
+
+def granules_of(elements: np.ndarray, element: int) -> np.ndarray:
+    """Granules of elements of `element` bytes each, by their places."""
+    per = element // GRANULE
+    return (elements.reshape(-1, 1) * per + np.arange(per)).reshape(-1)
 
 
 def shared_region(size: int) -> Region:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ..memory import granules_of
 from ..order import ASYNC, STRONG
 from ..tensor_map import tensor_map
 from ..text import TensorAddress
@@ -18,11 +19,6 @@ def places(region, map_, coordinates, text: str):
     offset, inside = map_.global_places(coordinates)
     addresses = np.uint64(map_.base) + offset[inside].astype(np.uint64)
     return region.places(addresses, map_.element, map_.element, text), inside
-
-
-def granules_of(elements: np.ndarray, element: int) -> np.ndarray:
-    per = max(1, element // 2)
-    return (elements[:, None] * per + np.arange(per)).reshape(-1)
 
 
 class Load:

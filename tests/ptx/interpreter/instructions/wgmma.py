@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..order import GRANULE
+from ..memory import granules_of
 from ..tensor_map import SWIZZLE_MASK
 from ..text import Pair, Register, Vector
 from ..types import GONE, WARPGROUP, PtxError, from_bf16, from_f16
@@ -24,7 +24,7 @@ class Product:
         self.places = places  # of A and B in shared memory, [rows, 16] elements
         self.done = False
         for at in places:
-            np.add.at(block.shared.shadow.being_read, at.reshape(-1), 1)
+            np.add.at(block.shared.shadow.being_read, granules_of(at, 2), 1)
 
     def complete(self) -> None:
         """Products of one warpgroup complete in their order: those in front first."""
@@ -40,7 +40,7 @@ class Product:
         shared = self.block.shared
         a, b = (self.value(shared.elements[2][at]).astype(np.float64) for at in self.places)
         for at in self.places:
-            np.subtract.at(shared.shadow.being_read, at.reshape(-1), 1)
+            np.subtract.at(shared.shadow.being_read, granules_of(at, 2), 1)
         n = b.shape[0]
         lanes = slice(WARPGROUP * self.group, WARPGROUP * (self.group + 1))
         # §9.7.15.5.1.1, figure of D: lane 4 g + t of warp w holds rows 16 w + g (+ 8) and columns 8 j + 2 t (+ 1)
@@ -132,16 +132,13 @@ def mma_async(block, instruction, pc, n, kind, kind_b):
                 for descriptor, rows, trans in zip(descriptors, (64, width), (trans_a, trans_b), strict=True)
             ]
             for at in places:
-                block.shared.shadow.read(at, block, 4 * int(group), text, proxy=True)
+                block.shared.shadow.read(granules_of(at, 2), block, 4 * int(group), text, proxy=True)
             one = Product(block, int(group), names, old, value, places, text)
             queue.open.append(one)
             block.launch.begin(one)
         block.mask = whole
 
     return run
-
-
-assert GRANULE == 2  # places of 2-byte elements are granules
 
 
 @meaning(r"wgmma\.fence\.sync\.aligned")
