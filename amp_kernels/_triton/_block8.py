@@ -26,11 +26,8 @@ def _of_blocks(x):
 
 @triton.jit
 def block_mask(mask):
-    """The mask of the exponents of masked elements, or ``None``."""
-    if mask is None:
-        return None
-    else:
-        return _of_blocks(mask.to(tl.int32)) != 0
+    """The mask of the exponents of masked elements."""
+    return _of_blocks(mask.to(tl.int32)) != 0
 
 
 @triton.jit

@@ -179,7 +179,7 @@ def fetch_state(pointers, offsets, mask, first, ELEMENTS: tl.constexpr, MOMENTS:
         fetched += (tl.load(pointers[k] + offsets, mask=mask, cache_modifier=".cg"),)
     if IN_8_BITS:
         blocks = first // BLOCK8 + tl.arange(0, offsets.shape[0] // BLOCK8)
-        of_blocks = block_mask(mask)
+        of_blocks = block_mask(mask) if mask is not None else None
         for k in tl.static_range(STATE_END, len(ELEMENTS)):
             fetched += (tl.load(pointers[k] + blocks, mask=of_blocks),)
     weight = tl.load(main_at + offsets, mask=mask, cache_modifier=".cg")
@@ -215,7 +215,8 @@ def store_moment(
         codes, exponents = encode(moment, random_bits(key, first, N, 1 + k), UNSIGNED >> k & 1)
         tl.store(pointers[3 + k] + offsets, codes, mask=mask, cache_modifier=".cs")
         blocks = first // BLOCK8 + tl.arange(0, N // BLOCK8)
-        tl.store(pointers[len(ELEMENTS) - MOMENTS + k] + blocks, exponents, mask=block_mask(mask))
+        of_blocks = block_mask(mask) if mask is not None else None
+        tl.store(pointers[len(ELEMENTS) - MOMENTS + k] + blocks, exponents, mask=of_blocks)
         return decode(codes, exponents, UNSIGNED >> k & 1)
     else:
         moment = moment.to(ELEMENTS[3 + k])
