@@ -21,7 +21,7 @@ _PUBLIC = ("amp_kernels", "amp_kernels.nn", "amp_kernels.optim", "amp_kernels.am
 def on_files(files, config):
     """mkdocs: files of the repository's root that are pages, with their links into ``docs`` as seen from there, and the
     pictures of the benchmarks."""
-    for picture in sorted((_ROOT / _PICTURES).glob("*/*.png")):
+    for picture in sorted((_ROOT / _PICTURES).glob("**/*.png")):
         name = picture.relative_to(_ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(picture)))
     for page, source in _PAGES.items():
