@@ -36,7 +36,7 @@ inline bool sm90_takes(const GemmRequest& r, const GemmTile& t, bool swap) {
   return !halves_columns(r) || (t.n % 128 == 0 && !(n_major_b && r.n % 16 != 0));
 }
 
-/// Of a symmetric product: it has one tile on sm_90, and two on sm_80. K is not split.
+/// A symmetric product has one tile on sm_90 and two on sm_80. K is not split.
 inline GemmPlan plan_symmetric(const GemmRequest& r, const GemmChip& chip) {
   if (chip.sm90 && chip.capability == 90) {
     const double time = repack_time(r, chip.rates) + symmetric_sm90_time(r, chip);

@@ -12,7 +12,7 @@
 // Traps: the exponent of a block must be the one of its new values before any of them is rounded; and a rule with a
 // stage must find the moments as stored, exponents included, in both passes.
 //
-// Of Tuned<Rule>: kBlocksPerSm8, kTensors8.
+// Tuned<Rule> also has kBlocksPerSm8 and kTensors8.
 #pragma once
 #include <span>
 
