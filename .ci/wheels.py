@@ -127,7 +127,7 @@ def declare_any_python(wheel: Path) -> None:
 
 
 def faults(wheel: Path) -> list[str]:
-    """What is wrong with a wheel's name, files and metadata."""
+    """Faults of a wheel's name, files and metadata."""
     found = []
 
     def expect(condition: object, what: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import weakref
 from array import array
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -133,6 +134,19 @@ def fresh_shadow(weight: Tensor, dtype: torch.dtype | None) -> Tensor | None:
             "through .data or by compiled or captured code; call amp_kernels.optim.refresh_shadows(model) after that"
         )
     return view
+
+
+def with_shadow(place: int) -> Callable[[tuple, dict, torch.dtype], tuple[tuple, dict]]:
+    """A function that completes a call under autocast with the shadow of its second argument; ``shadow`` is argument number
+    ``place``."""
+
+    def complete(args: tuple, kwargs: dict, dtype: torch.dtype) -> tuple[tuple, dict]:
+        if len(args) > place or "shadow" in kwargs:
+            return args, kwargs
+        shadow = fresh_shadow(args[1], dtype)
+        return args, kwargs if shadow is None else {**kwargs, "shadow": shadow}
+
+    return complete
 
 
 def refresh_shadows(model: torch.nn.Module) -> None:

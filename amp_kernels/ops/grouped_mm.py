@@ -29,7 +29,7 @@ from .._sharding.dtensor import is_dtensor
 from ._autograd import under_transform
 from ._grouped import Options, differentiable_rows, differentiable_sums, ends_are_known, torch_rows, torch_sums
 from ._products import working_dtype
-from ._shadows import fresh_shadow
+from ._shadows import fresh_shadow, with_shadow
 from ._tensors import cast, reshaped
 from .linear import check_shadow
 from .matmul import _matmul
@@ -161,16 +161,7 @@ op = define(
     composite=True,
 )
 
-
-def _with_shadow(args: tuple, kwargs: dict, dtype: torch.dtype) -> tuple[tuple, dict]:
-    """Completes a call under autocast with the shadow of b."""
-    if len(args) > 4 or "shadow" in kwargs:
-        return args, kwargs
-    shadow = fresh_shadow(args[1], dtype)
-    return args, kwargs if shadow is None else {**kwargs, "shadow": shadow}
-
-
-autocast.lower_precision(op, _with_shadow)
+autocast.lower_precision(op, with_shadow(4))
 
 
 def _call(a, b, offs, bias, **options) -> torch.Tensor:

@@ -31,7 +31,7 @@ from .._sharding.dtensor import is_dtensor, of_weight
 from . import _main_grad
 from ._autograd import add_gradient, needs_gradient, under_transform
 from ._products import check_blocks, differentiable_product, gemm, gemm_options, working_dtype
-from ._shadows import fresh_shadow, shadows_exist
+from ._shadows import fresh_shadow, shadows_exist, with_shadow
 from ._tensors import cast, flat, is_strided, like
 
 
@@ -250,16 +250,7 @@ op = define(
     composite=True,
 )
 
-
-def _with_shadow(args: tuple, kwargs: dict, dtype: torch.dtype) -> tuple[tuple, dict]:
-    """Completes a call under autocast with the weight's shadow."""
-    if len(args) > 3 or "shadow" in kwargs:
-        return args, kwargs
-    shadow = fresh_shadow(args[1], dtype)
-    return args, kwargs if shadow is None else {**kwargs, "shadow": shadow}
-
-
-autocast.lower_precision(op, _with_shadow)
+autocast.lower_precision(op, with_shadow(3))
 
 
 def linear(

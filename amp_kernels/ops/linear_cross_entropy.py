@@ -36,7 +36,7 @@ from .._sharding.dtensor import is_dtensor
 from . import _main_grad
 from ._autograd import needs_gradient, under_transform
 from ._products import check_blocks, gemm, gemm_options, working_dtype
-from ._shadows import fresh_shadow
+from ._shadows import fresh_shadow, with_shadow
 from ._tensors import cast, reshaped
 from .cross_entropy import (
     Options,
@@ -314,15 +314,7 @@ op = define(
     composite=True,
 )
 
-
-def _with_shadow(args: tuple, kwargs: dict, dtype: torch.dtype) -> tuple[tuple, dict]:
-    """Completes a call under autocast with the weight's shadow."""
-    if len(args) > 5 or "shadow" in kwargs:
-        return args, kwargs
-    return args, {**kwargs, "shadow": fresh_shadow(args[1], dtype)}
-
-
-autocast.lower_precision(op, _with_shadow)
+autocast.lower_precision(op, with_shadow(5))
 
 
 def linear_cross_entropy(

@@ -70,7 +70,7 @@ def run(command, **options):
 
 
 def cut(site, pages):
-    """What is cut: page, width, kind, first words, and by how many pixels."""
+    """Cut elements: page, width, kind, first words, and by how many pixels."""
     driver = site / "measure.html"
     driver.write_text(MEASURE.replace("PAGES", json.dumps(pages)).replace("WIDTHS", json.dumps(WIDTHS)))
     options = "--headless --no-sandbox --disable-gpu --hide-scrollbars --allow-file-access-from-files --dump-dom"

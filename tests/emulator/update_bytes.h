@@ -1,4 +1,4 @@
-// What the models of the optimizer kernels keep in bytes: moments in 8 bits and the remainders of 24-bit masters.
+// State of one byte an element in the models of the optimizer kernels: 8-bit moments and remainders of 24-bit masters.
 #pragma once
 #include "base/block8.h"
 #include "base/philox.h"
@@ -9,7 +9,7 @@ namespace ak::test {
 
 using Bytes = emu::Buffer<uint8_t>;
 
-/// What a kernel must leave in bytes, and what was there.
+/// Bytes that a kernel must leave, and those that were there.
 struct KnownBytes {
   std::unique_ptr<Bytes> buffer;
   std::vector<uint8_t> expected;

@@ -10,6 +10,7 @@ import types
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch.nn.utils import parametrizations
 
 import amp_kernels as ak

@@ -42,7 +42,7 @@ class Model(torch.nn.Module):
 
 
 def gradients(model, tokens, sizes, autocast=None):
-    """Of the mean over all tokens, accumulated over parts of ``sizes`` tokens; and the addresses of the sums."""
+    """Gradients of the mean over all tokens, accumulated over parts of ``sizes`` tokens; and the addresses of the sums."""
     for part in tokens.split(sizes):
         with ak.batch_invariant(), torch.autocast("cpu", autocast, enabled=autocast is not None):
             loss = model(part)
