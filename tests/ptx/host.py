@@ -148,11 +148,11 @@ class Machine:
         return 0
 
     def _refresh_memory(self, device: int) -> None:
-        changes = self.runtime.fake_memory_changes()
-        if changes == self._changes[device]:
-            return
-        count = self.runtime.fake_buffers(device, None, 0)
-        pairs = (ctypes.c_uint64 * (2 * count))()
-        self.runtime.fake_buffers(device, pairs, count)
-        self.devices[device].memory.set_buffers([(pairs[2 * i], pairs[2 * i + 1]) for i in range(count)])
-        self._changes[device] = changes
+        """Another host thread may allocate or free between two calls: a list counts if nothing changed around it."""
+        while (changes := self.runtime.fake_memory_changes()) != self._changes[device]:
+            count = self.runtime.fake_buffers(device, None, 0)
+            pairs = (ctypes.c_uint64 * (2 * count))()
+            self.runtime.fake_buffers(device, pairs, count)
+            if changes == self.runtime.fake_memory_changes():
+                self.devices[device].memory.set_buffers([(pairs[2 * i], pairs[2 * i + 1]) for i in range(count)])
+                self._changes[device] = changes
