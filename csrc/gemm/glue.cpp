@@ -1,4 +1,4 @@
-// gemm, gemm_dact, gemm_accumulate_, syrk and, on the CPU, _column_sums: from the schema to gemm/call.h.
+// gemm, gemm_dact, gemm_accumulate_ and syrk: from the schema to gemm/call.h.
 //
 // An operand whose rows or columns are contiguous is passed on as it lies; any other is copied once.
 #include <algorithm>
@@ -12,10 +12,7 @@
 #include "gemm/call.h"
 #include "gemm/column_sums.h"
 #include "gemm/glue_operand.h"
-#ifdef AK_ON_CPU
-#include "base/cpu/column_sums.h"
-#include "base/cpu/isa.h"
-#else
+#ifndef AK_ON_CPU
 #include "gemm/launch.h"
 #endif
 
@@ -237,21 +234,7 @@ Tensor run_syrk(const Tensor& a, const Tensor& b, std::optional<Tensor> c, doubl
   return pitch == n ? room : torch::stable::contiguous(torch::stable::narrow(room, -1, 0, n));
 }
 
-#ifdef AK_ON_CPU
-Tensor run_column_sums(const Tensor& x) {
-  OpCall call("_column_sums", {"x"}, x);
-  check_dtype(call.op(), {"x"}, x, kNarrowDtypes);
-  AK_CHECK(x.dim() == 2, call.op(), ": x must be a matrix; got shape ", Ints{x.sizes()});
-  if (current_isa() == Isa::portable) {  // ATen's bits
-    const int64_t dim = 0;
-    return torch::stable::sum(x, torch::headeronly::IntHeaderOnlyArrayRef(&dim, 1), false, ScalarType::Float);
-  }
-  const Tensor dense = torch::stable::contiguous(x), sums = call.empty({"sums"}, {x.size(1)}, ScalarType::Float);
-  column_sums(dense.const_data_ptr(), dtype_of(dense.scalar_type()), x.size(0), x.size(1),
-              static_cast<float*>(sums.mutable_data_ptr()));
-  return sums;
-}
-#else
+#ifndef AK_ON_CPU
 // Rates that `tune` fits to a GPU; set before its first product.
 void set_gemm_rates(const Tensor& on, double clock, double power, double dram) {
   GemmRates& rates = gemm_rates(on);
@@ -267,9 +250,7 @@ AK_OPS(m) {
   m.impl("gemm_dact", TORCH_BOX(&ak::run_gemm_dact));
   m.impl("gemm_accumulate_", TORCH_BOX(&ak::run_gemm_accumulate));
   m.impl("syrk", TORCH_BOX(&ak::run_syrk));
-#ifdef AK_ON_CPU
-  m.impl("_column_sums", TORCH_BOX(&ak::run_column_sums));
-#else
+#ifndef AK_ON_CPU
   m.impl("_set_gemm_rates", TORCH_BOX(&ak::set_gemm_rates));
 #endif
 }
