@@ -185,7 +185,7 @@ Tensor activation_backward(const Tensor& grad, const Tensor& preact, Activation 
   return op.call(grad, preact, name_of(activation));
 }
 
-Tensor column_sums(const Tensor& x) {
+Tensor bias_sums(const Tensor& x) {
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("amp_kernels::column_sums", "").typed<Tensor(const Tensor&)>();
   return op.call(x);
@@ -197,7 +197,7 @@ PreactivationGradient preactivation_gradient(const Tensor& grad, const Tensor& p
   const bool is_own = activation == Activation::none;
   if (!with_sums || grad.is_cuda() || current_isa() == Isa::portable) {
     const Matrix dz(is_own ? grad : activation_backward(grad, preact, activation));
-    return {dz, with_sums ? column_sums(dz.tensor) : Tensor()};
+    return {dz, with_sums ? bias_sums(dz.tensor) : Tensor()};
   }
   RECORD_FUNCTION(is_own ? "amp_kernels::column_sums" : "amp_kernels::activation_backward",
                   c10::ArrayRef<const c10::IValue>{});

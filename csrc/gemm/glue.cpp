@@ -98,7 +98,7 @@ struct Call {
 #ifdef AK_ON_CPU
     target.launch(gemm_cpu, problem);
 #else
-    GemmLaunch(target).run(problem, gemm_rates(a.tensor));
+    GemmLaunch(target).run(problem, gemm_tuning(a.tensor));
 #endif
   }
 };
@@ -237,8 +237,34 @@ Tensor run_syrk(const Tensor& a, const Tensor& b, std::optional<Tensor> c, doubl
 #ifndef AK_ON_CPU
 // Rates that `tune` fits to a GPU; set before its first product.
 void set_gemm_rates(const Tensor& on, double clock, double power, double dram) {
-  GemmRates& rates = gemm_rates(on);
+  GemmRates& rates = gemm_tuning(on).rates;
   rates.clock = clock, rates.power = power, rates.dram = dram;
+}
+
+// Plan {kernel, tile, splits, swapped} of a product, whose fields are those of GemmKey in order, activation apart.
+// Without a plan the planner decides again.
+void set_gemm_plan(const Tensor& on, std::vector<int64_t> product, std::string activation, std::vector<int64_t> plan) {
+  constexpr const char* op = "_set_gemm_plan";
+  AK_CHECK(product.size() == 12 && (plan.empty() || plan.size() == 4), op,
+           ": product must have 12 numbers and plan 4 or none; got ", product.size(), " and ", plan.size());
+  const std::vector<int64_t>& p = product;
+  const GemmKey key{.m = as_int(op, p[0]),
+                    .n = as_int(op, p[1]),
+                    .k = as_int(op, p[2]),
+                    .batch = as_int(op, p[3]),
+                    .m_major_a = p[4] != 0,
+                    .n_major_b = p[5] != 0,
+                    .out_bytes = as_int(op, p[6]),
+                    .activation = activation_named(op, activation),
+                    .bias = p[7] != 0,
+                    .residual = p[8] != 0,
+                    .keeps_z = p[9] != 0,
+                    .backward = p[10] != 0,
+                    .column_sums = p[11] != 0};
+  std::map<GemmKey, GemmChoice>& plans = gemm_tuning(on).plans;
+  plans.erase(key);
+  if (plan.empty()) return;
+  plans[key] = {static_cast<GemmKernel>(plan[0]), as_int(op, plan[1]), as_int(op, plan[2]), plan[3] != 0};
 }
 #endif
 
@@ -252,5 +278,6 @@ AK_OPS(m) {
   m.impl("syrk", TORCH_BOX(&ak::run_syrk));
 #ifndef AK_ON_CPU
   m.impl("_set_gemm_rates", TORCH_BOX(&ak::set_gemm_rates));
+  m.impl("_set_gemm_plan", TORCH_BOX(&ak::set_gemm_plan));
 #endif
 }
