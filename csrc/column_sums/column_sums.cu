@@ -18,7 +18,7 @@ namespace ak {
 namespace {
 
 template <class T, int kVec>
-AK_KERNEL(ColumnStrips::kThreads, 5)
+AK_KERNEL(ColumnStrips::kThreads, 4)
 column_sums_kernel(AK_PARAM(ColumnSums) p, AK_PARAM(ColumnStrips) strips) {
   constexpr int kColumns = ColumnStrips::kColumns, kVectors = kColumns / kVec;
   constexpr int kRows = kVec == 1 ? 1 : 64 / (kColumns * sizeof(T));  // in flight: 64 bytes a thread, or 8 elements
@@ -32,7 +32,7 @@ column_sums_kernel(AK_PARAM(ColumnSums) p, AK_PARAM(ColumnStrips) strips) {
   if (team < strips.teams) {
     float sums[kColumns] = {};
     const int64_t step = strips.shares * strips.teams;
-    const T* x = static_cast<const T*>(p.x) + begin + lane * kVec;
+    const T* x = static_cast<const T*>(p.x) + begin;
     AK_NO_UNROLL
     for (int64_t first = share * strips.teams + team; first < p.rows; first += kRows * step) {
       Vec<T, kVec> v[kRows][kVectors] = {};  // 0 is added beyond the last row and column
@@ -40,9 +40,8 @@ column_sums_kernel(AK_PARAM(ColumnSums) p, AK_PARAM(ColumnStrips) strips) {
       for (int i = 0; i < kRows; i++) {
         const int64_t row = first + i * step;
         AK_UNROLL
-        for (int k = 0; k < kVectors; k++) {
-          if (row < p.rows && (k * lanes + lane) * kVec < columns)
-            v[i][k] = load_vec<kVec, Cache::kStreaming>(x + row * p.pitch + k * lanes * kVec);
+        for (int k = 0, column = lane * kVec; k < kVectors; k++, column += lanes * kVec) {
+          if (row < p.rows && column < columns) v[i][k] = load_vec<kVec, Cache::kStreaming>(x + row * p.pitch + column);
         }
       }
       AK_UNROLL
