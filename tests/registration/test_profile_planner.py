@@ -1,5 +1,5 @@
-"""The planner's part of a profile: plans that `tune` chooses for products of the CUDA kernels, against a fake timer and on the emulator,
-and rates of its model."""
+"""The planner's part of a profile: plans that `tune` chooses for products of the CUDA kernels, against a fake timer, and rates of its
+model."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,16 +10,15 @@ import torch
 import amp_kernels as ak
 from amp_kernels._dispatch import policy, profile
 from amp_kernels._dispatch.product_call import ProductCall
-from amp_kernels._raw.gemm import gemm_op, set_gemm_plan, set_gemm_rates
+from amp_kernels._raw.gemm import gemm_op, set_gemm_rates
 from amp_kernels.cli import _rates, tune
-from amp_kernels.testing.emulator import launches
 from amp_kernels.testing.generators import normal
 
 pytestmark = pytest.mark.own_backend
 
 MACHINE = {"gpu": "Some GPU 80GB", "driver": "13000", "torch": "2.11.0", "amp_kernels": "0.1.0"}
 CALL = ProductCall(64, 32, 16)
-GPU, A100 = {"sm_count": 132, "capability": 90}, {"sm_count": 108, "capability": 80}
+GPU = {"sm_count": 132, "capability": 90}
 PLAN, OTHER = [2, 0, 1, 0], [2, 1, 1, 0]
 
 
@@ -73,75 +72,6 @@ def test_names_of_plans_differ():
     for capability in (80, 90):
         plans = host.gemm_plans(64, 4096, 4096, capability=capability)
         assert len({tune._name(p, host.gemm_candidates()) for p in plans}) == len(plans) > 2
-
-
-@pytest.fixture
-def emulated(monkeypatch):
-    """The emulator's kernels, of a GPU without wgmma, in place of a GPU's."""
-    if "emulate" in policy.why_not("cpu", None, gemm_op.built):
-        pytest.skip("the emulator was not built")
-    monkeypatch.setattr(profile, "PLANNED", "emulate")
-    monkeypatch.setattr(profile, "BACKENDS", ("emulate", "aten"))
-    monkeypatch.setattr(policy, "choice_on", lambda op, device: policy.Choice("emulate", "for a test"))
-    monkeypatch.setattr(tune, "WITHIN", 1e6)
-    monkeypatch.setenv("AMP_KERNELS_EMULATE_CAPABILITY", "8.0")
-
-
-#: One of each field of the key, so that two that are exchanged name another product.
-PLANNED = [
-    ProductCall(40, 136, 72, 2, "NT"),
-    ProductCall(40, 136, 72, layout="TN", dtype="fp16", out="fp32"),
-    ProductCall(40, 136, 72, layout="NN", bias=True, activation="gelu", preact=True),
-    ProductCall(40, 136, 72, residual=True, dtype="fp16", out="fp16"),
-    ProductCall(40, 136, 72, op="gemm_dact", activation="silu", bias=True),
-    ProductCall(40, 136, 72, op="gemm_dact", activation="swiglu"),
-    ProductCall(40, 136, 72, layout="TN", op="gemm_accumulate_", out="fp32"),
-]
-
-
-@needs_host
-@pytest.mark.parametrize("call", PLANNED, ids=str)
-def test_a_plan_is_what_the_kernels_run(call, emulated):
-    """The blocks of a launch tell the tile."""
-    grids = {}
-
-    def timer(candidates):
-        for name in sorted(candidates, reverse=True):  # plans, then the planner's own
-            candidates[name]()
-            grids[name] = launches()[0].grid if name != "aten" else 0
-        return {name: [1.0 if name == fastest else 2.0] for name in candidates}
-
-    tiles = {name: columns * call.batch for name, columns in (("128x256", 1), ("128x128", 2), ("64x64", 3))}
-    host = _rates.planner()
-    own = tune._name(host.plan_gemm(**call.request(), **A100), host.gemm_candidates()).removeprefix("sm80 ")
-    fastest, *_ = (f"sm80 {name}" for name in tiles if name != own)
-    found = tune.tuned([call], MACHINE, torch.device("cpu"), timer, A100)
-    assert {name.removeprefix("sm80 "): grid for name, grid in grids.items()} == {
-        "aten": 0,
-        "emulate": tiles[own],
-        **{name: blocks for name, blocks in tiles.items() if name != own},
-    }
-    assert found.plans[str(call)] == (call, [1, list(tiles).index(fastest.removeprefix("sm80 ")), 1, 0])
-    assert found.winners == {}
-
-
-@needs_host
-def test_a_fixed_order_keeps_the_planners_plan(emulated):
-    a, b = normal(64, 2048).bfloat16(), normal(2048, 64, seed=1).bfloat16()
-    product = ProductCall(64, 64, 2048, layout="NN").planned()
-    with ak.backend("emulate"):
-        want = [gemm_op(a, b, batch_invariant=invariant)[0] for invariant in (True, False)]
-        try:
-            set_gemm_plan(a, *product, [1, 0, 4, 0])
-            got = [gemm_op(a, b, batch_invariant=invariant, out_dtype=None)[0] for invariant in (True, False)]
-            grid = launches()[0].grid
-            set_gemm_plan(a, *product, [1, 99, 1, 0])  # no such tile
-            again = gemm_op(a, b)[0]
-        finally:
-            set_gemm_plan(a, *product, [])
-    assert torch.equal(got[0], want[0])
-    assert grid == 4
-    assert torch.equal(again, want[1])
 
 
 def test_the_planner_is_told_when_a_device_is_first_used(monkeypatch):

@@ -72,7 +72,7 @@ MUTANTS = [
            "operands are never exchanged"),
     Mutant(LAUNCH, "const GemmSm90Config config{plan.tile, plan.splits, plan.swapped};", "const GemmSm90Config config{0, plan.splits, plan.swapped};",
            "always the first tile"),
-    Mutant(PLAN, "const Key key{request, chip.sm_count, chip.capability, chip.sm90, chip.rates};", "const Key key{request, chip.sm_count, 0, chip.sm90, chip.rates};",
+    Mutant(PLAN, "const Key key{request, chip.sm_count, chip.capability,", "const Key key{request, chip.sm_count, 0,",
            "the plan that another GPU was given"),
     Mutant(LAUNCH, "call_.scratch(size.partials * 4)", "call_.scratch(size.partials * 2)", "room for half of the partial sums"),
     Mutant(LAUNCH, "call_.counters(size.counters)", "call_.counters(size.counters / 2)", "half of the counters"),
