@@ -14,8 +14,8 @@ import torch
 
 from .._dispatch.library import Op, is_traced
 from .._raw import activation_backward, activation_forward
-from .._raw._column_sums import column_sums
 from .._raw._product import check_gemm, product32
+from .._raw.column_sums import column_sums
 from .._raw.gemm import check_accumulate, check_dact, gemm_accumulate_op, gemm_dact_op, gemm_op
 
 

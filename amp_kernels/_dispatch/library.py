@@ -123,11 +123,11 @@ class Op:
         return policy.select(self, tensor)
 
     def _traced(self, tensor: Any, args: tuple, kwargs: dict):
-        """The op, for a program that is being made; in its place torch's product, if that is what the device gets: the program would
-        run the one kernel that the dispatcher holds."""
+        """The op, for a program that is being made; in its place torch's product, if that is what the device gets, or these sizes by
+        its profile: the program would run the one kernel that the dispatcher holds."""
         here = tensor.device.type == "cpu" or (tensor.device.type == "cuda" and torch.cuda.is_available())
         traced = here and self.tensor_cores and is_traced(tensor)
-        if traced and policy.select(self, tensor, policy.fixes_order(kwargs)) == "aten":
+        if traced and policy.select_traced(self, tensor, args, kwargs) == "aten":
             return _below_autograd(self.aten)(*args, **kwargs)
         return self.overload(*args, **kwargs)
 

@@ -284,17 +284,22 @@ def select_product(op: Op, tensor: torch.Tensor, args: tuple, kwargs: dict) -> s
     own = fixes_order(kwargs)
     if _recorded is not None and (call := described(op.name, args, kwargs)) is not None:
         _recorded.setdefault(call)
-    if (
-        tensor.is_cuda
-        and not own
-        and requested_backend() is None
-        and (known := profile.of_device(tensor.device.index).winners)
-    ):
+    if not own and requested_backend() is None and (known := _winners(tensor)):
         call = described(op.name, args, kwargs)
         winner = None if call is None else known.get(str(call))
         if winner and _winner_runs(op, tensor.device.index, call, winner):
             return winner
     return select(op, tensor, own)
+
+
+def select_traced(op: Op, tensor: torch.Tensor, args: tuple, kwargs: dict) -> str:
+    """:func:`select_product` for a program that is being made, which cannot run Triton's products."""
+    selected = select_product(op, tensor, args, kwargs)
+    return select(op, tensor, fixes_order(kwargs)) if selected == "triton" else selected
+
+
+def _winners(tensor: torch.Tensor) -> dict[str, str]:
+    return profile.of_device(tensor.device.index).winners if tensor.is_cuda else {}
 
 
 @functools.cache
@@ -334,14 +339,27 @@ def _select(op: Op, device_type: str, index: int | None, requested: str | None, 
     logger.debug("%s on %s: %s (%s)", op.name, device_type, choice.backend, choice.reason)
     if op.name == "gemm" and choice.backend == "cuda" and requested is None:
         measured = profile.of_device(index)
-        if measured.rates:
-            on = torch.empty(0, device=torch.device("cuda", index))
-            torch.ops.amp_kernels._set_gemm_rates(on, *(measured.rates[name] for name in profile.RATES))
+        if measured.rates or measured.plans:
+            _tell_planner(measured, torch.empty(0, device=torch.device("cuda", index)))
         if not measured.winners:  # the nodes call the CUDA kernels, whatever the sizes
             nodes.serve_gpu(index)
     if choice.slow:
         _warn_of_reference(op.name if device_type == "cuda" else "every such op", choice.reason)
     return choice.backend
+
+
+def _tell_planner(measured: profile.Profile, on: torch.Tensor) -> None:
+    if measured.rates:
+        torch.ops.amp_kernels._set_gemm_rates(on, *(measured.rates[name] for name in profile.RATES))
+    for call, plan in measured.plans.values():
+        set_plan(on, call, plan)
+        logger.debug("%s on cuda: plan %s (by the profile of this GPU)", call, plan)
+
+
+def set_plan(on: torch.Tensor, call: ProductCall, plan: list[int]) -> None:
+    """Sets the plan of a product of the CUDA kernels on a device, in place of the planner's; ``[]`` takes it back."""
+    ops = torch.ops.amp_kernels_emulated if requested_backend() == "emulate" else torch.ops.amp_kernels
+    ops._set_gemm_plan(on, *call.planned(), plan)
 
 
 @functools.cache

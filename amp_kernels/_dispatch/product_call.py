@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 DTYPES = {name: dtype for dtype, name in _NAMES.items()}
@@ -81,17 +83,50 @@ class ProductCall:
         residual = normal(self.m, self.n // (1 + gated)) if self.residual else None
         return (a, b, bias, residual), options | {"preact": self.preact}
 
+    def request(self) -> dict[str, Any]:
+        """The product as the planner's model takes it: keywords of ``_host.plan_gemm``."""
+        backward, out_bytes = self.op == "gemm_dact", DTYPES[self.out].itemsize
+        columns = self.n * (2 if backward else 0.5) if self.activation == "swiglu" else self.n
+        return {
+            "m": self.m,
+            "n": self.n,
+            "k": self.k,
+            "batch": self.batch,
+            "m_major_a": self.layout[0] == "T",
+            "n_major_b": self.layout[1] == "N",
+            "tma_a": (self.k if self.layout[0] == "N" else self.m) % 8 == 0,
+            "tma_b": (self.n if self.layout[1] == "N" else self.k) % 8 == 0,
+            "tma_output": columns * out_bytes % 16 == 0,
+            "out_bytes": 8 if self.op == "gemm_accumulate_" else out_bytes,
+            "side_bytes": 2 * (self.residual + backward) + out_bytes * self.preact,
+            "activation": self.activation,
+            "keeps_z": self.preact,
+            "backward": backward,
+            "column_sums": backward and self.bias,
+            "plain": not (self.bias or self.residual or self.preact or backward),
+        }
+
+    def planned(self) -> tuple[list[int], str]:
+        """The product as ``_set_gemm_plan`` takes it: its numbers in the order of GemmKey (csrc/gemm/plan.h), and the activation."""
+        of = self.request()
+        names = ("m", "n", "k", "batch", "m_major_a", "n_major_b", "out_bytes")
+        bias = self.bias and not of["backward"]
+        flags = (bias, self.residual, self.preact, of["backward"], of["column_sums"])
+        return [*(int(of[name]) for name in names), *map(int, flags)], self.activation
+
 
 FIELDS = tuple(field.name for field in fields(ProductCall))
 
 
 def described(op: str, args: tuple, kwargs: dict) -> ProductCall | None:
     """The call of an op with these arguments; ``None`` for one that :class:`ProductCall` cannot say: other products than those of
-    ``gemm``, other strides, no elements."""
+    ``gemm``, other strides, no elements, sizes that a traced program leaves open."""
     if op not in _ARGUMENTS:
         return None
     given = dict(zip(_ARGUMENTS[op], args, strict=False)) | kwargs
     a, b = given["a"], given["b"]
+    if any(isinstance(size, torch.SymInt) for size in (*a.shape, *b.shape)):
+        return None
     layout = _layout(a) + _layout(b)
     if len(layout) < 2 or not a.numel() or not b.numel():
         return None
@@ -114,4 +149,5 @@ def described(op: str, args: tuple, kwargs: dict) -> ProductCall | None:
 def _layout(t: torch.Tensor) -> str:
     dense = "N" if t.is_contiguous() else "T" if t.mT.is_contiguous() else ""
     line = t.shape[-1] if dense == "N" else t.shape[-2]
-    return dense if t.data_ptr() % 16 == 0 or line % 8 else ""
+    # What a traced program will be given is assumed to be aligned.
+    return dense if line % 8 or isinstance(t, (FakeTensor, FunctionalTensor)) or t.data_ptr() % 16 == 0 else ""

@@ -11,17 +11,20 @@ import functools
 import json
 import logging
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 
 from .._version import __version__
+from .product_call import ProductCall
 
 logger = logging.getLogger("amp_kernels")
 
 MARGIN = 1.02  # by which a backend must be faster than the policy's choice
 BACKENDS = ("cuda", "triton", "aten")
+PLANNED = "cuda"  # the backend whose tiles a profile may choose
 #: Rates of the planner's model that differ between chips of an architecture (csrc/gemm/cost.h): cycles, multiply-adds at the power
 #: limit and bytes, all per microsecond.
 RATES = ("clock", "power", "dram")
@@ -31,23 +34,34 @@ TUNE = "python -m amp_kernels tune"
 @dataclass
 class Profile:
     """``times``: microseconds by product and backend. ``winners``: the backend of a product that does not go where the policy sends
-    others. ``rates``: all of :data:`RATES`, or none if they were not fitted."""
+    others. ``rates``: all of :data:`RATES`, or none if they were not fitted. ``plans``: a product of the CUDA kernels whose plan is not
+    the planner's, and the plan, the numbers of GemmChoice (csrc/gemm/plan.h): kernel, tile, splits, swapped."""
 
     machine: dict[str, str]
     times: dict[str, dict[str, float]] = field(default_factory=dict)
     winners: dict[str, str] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)
+    plans: dict[str, tuple[ProductCall, list[int]]] = field(default_factory=dict)
 
-    def add(self, call: str, default: str, samples: dict[str, list[float]]) -> None:
-        """Decide a product by paired samples: in round i, ``samples[backend][i]`` microseconds."""
-        self.times[call] = {name: _median(times) for name, times in samples.items()}
-        self.winners.pop(call, None)
-        if default not in samples:
-            return
-        best = min(samples, key=lambda name: self.times[call][name])
-        ratios = [own / other for own, other in zip(samples[default], samples[best], strict=True)]
-        if _median(ratios) > MARGIN:
-            self.winners[call] = best
+    def add(
+        self,
+        call: ProductCall,
+        default: str,
+        samples: dict[str, list[float]],
+        plans: Mapping[str, list[int]] | None = None,
+    ) -> None:
+        """Decide a product by paired samples: in round i, ``samples[backend][i]`` microseconds. ``plans``: those of the CUDA kernels
+        that have samples by these names, beside the planner's."""
+        name, plans = str(call), plans or {}
+        self.times[name] = {each: _median(times) for each, times in samples.items()}
+        self.winners.pop(name, None)
+        self.plans.pop(name, None)
+        backends = {each: times for each, times in samples.items() if each not in plans}
+        if plans and (best := _faster(samples, PLANNED, plans)) != PLANNED:
+            self.plans[name] = call, plans[best]
+            backends[PLANNED] = samples[best]
+        if default in backends and (best := _faster(backends, default, backends)) != default:
+            self.winners[name] = best
 
     def save(self) -> Path:
         """Replaces the file of this kind of GPU."""
@@ -57,6 +71,18 @@ class Profile:
         written.write_text(json.dumps(asdict(self), indent=1))
         written.replace(path)
         return path
+
+
+def _faster(samples: dict[str, list[float]], usual: str, others: Iterable[str]) -> str:
+    """The fastest of the others, if it is ahead of ``usual`` by more than the margin; else ``usual``."""
+    best = min(others, key=lambda name: _median(samples[name]))
+    ratios = [own / other for own, other in zip(samples[usual], samples[best], strict=True)]
+    return best if _median(ratios) > MARGIN else usual
+
+
+def _is_plan(plan: object) -> bool:
+    numbers = isinstance(plan, list) and len(plan) == 4 and all(type(n) is int and 0 <= n < 2**31 for n in plan)
+    return numbers and plan[0] in (1, 2) and plan[2] > 0
 
 
 def _median(values: list[float]) -> float:
@@ -97,13 +123,16 @@ def read(here: dict[str, str]) -> Profile:
         for name, value in here.items():
             if found["machine"][name] != value:
                 raise ValueError(f"it was measured with {name} {found['machine'][name]}, this is {value}")
-        profile = Profile(here, dict(found["times"]), dict(found["winners"]), dict(found["rates"]))
+        plans = {name: (ProductCall(**call), plan) for name, (call, plan) in found["plans"].items()}
+        profile = Profile(here, dict(found["times"]), dict(found["winners"]), dict(found["rates"]), plans)
         if unknown := set(profile.winners.values()) - set(BACKENDS):
             raise ValueError(f"it names the backends {sorted(map(str, unknown))}")
         if profile.rates and not (
             profile.rates.keys() == set(RATES) and all(0 < r < 1e12 for r in profile.rates.values())
         ):
             raise ValueError(f"its rates are {profile.rates}")
+        if wrong := [plan for _, plan in plans.values() if not _is_plan(plan)]:
+            raise ValueError(f"it names the plans {wrong}")
         return profile
     except FileNotFoundError:
         return Profile(here)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Mapping
-from typing import Any
+from types import ModuleType
 
 from .._dispatch import load, profile
 from .._dispatch.product_call import ProductCall
@@ -15,16 +15,20 @@ LEAST_US = 50  # below, the host and launches decide
 GAIN = 0.9  # of the RMS error before, that a fit must get below
 
 
+def planner() -> ModuleType | None:
+    """The module ``_host``, if it was built."""
+    if load.build_info().get("libraries", {}).get("host", {}).get("built") is not True:
+        return None
+    return importlib.import_module(f"{load.PACKAGE.name}._host")
+
+
 def fitted(times: Mapping[ProductCall, float], sm_count: int, capability: int) -> dict[str, float]:
     """The rates with which the model predicts microseconds of plain products by the CUDA kernels best; ``{}`` if there are too few of
     them, the package has no ``_host``, or the model is as good without."""
-    requests = {call: _request(call) for call, us in times.items() if us >= LEAST_US and _is_plain(call)}
-    if (
-        len(requests) < LEAST_PRODUCTS
-        or load.build_info().get("libraries", {}).get("host", {}).get("built") is not True
-    ):
+    requests = {call: call.request() for call, us in times.items() if us >= LEAST_US and _is_plain(call)}
+    host = planner()
+    if len(requests) < LEAST_PRODUCTS or host is None:
         return {}
-    host = importlib.import_module(f"{load.PACKAGE.name}._host")
 
     def error(rates: dict[str, float]) -> float:
         squares = [
@@ -54,16 +58,3 @@ def fitted(times: Mapping[ProductCall, float], sm_count: int, capability: int) -
 def _is_plain(call: ProductCall) -> bool:
     aligned = all(size % 8 == 0 for size in (call.m, call.n, call.k))
     return aligned and call.activation == "none" and not (call.bias or call.residual or call.preact)
-
-
-def _request(call: ProductCall) -> dict[str, Any]:
-    """Keywords of plan_gemm."""
-    return {
-        "m": call.m,
-        "n": call.n,
-        "k": call.k,
-        "batch": call.batch,
-        "m_major_a": call.layout[0] == "T",
-        "n_major_b": call.layout[1] == "N",
-        "out_bytes": 8 if call.op == "gemm_accumulate_" else 4 if call.out == "fp32" else 2,
-    }

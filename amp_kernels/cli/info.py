@@ -56,7 +56,10 @@ def _profile(index: int) -> str:
     if not found.times:
         return f"none ({profile.TUNE})"
     others = ", ".join(f"{call}: {winner}" for call, winner in found.winners.items())
-    return f"{profile.path_of(found.machine['gpu'])}, {len(found.times)} products; not the automatic backend: {others or 'none'}"
+    return (
+        f"{profile.path_of(found.machine['gpu'])}, {len(found.times)} products, {len(found.plans)} with another tile; not the automatic "
+        f"backend: {others or 'none'}"
+    )
 
 
 def _libraries() -> str:

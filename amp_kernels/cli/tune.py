@@ -1,5 +1,5 @@
-"""``python -m amp_kernels tune``: times the products of a model on this GPU with each backend, and writes the profile by which the
-policy chooses (amp_kernels/_dispatch/profile.py)."""
+"""``python -m amp_kernels tune``: times the products of a model on this GPU with each backend and with tiles of the CUDA kernels, and
+writes the profile by which policy and planner choose (amp_kernels/_dispatch/profile.py)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from . import _function, _rates
 
 ROUNDS = 9
 SAMPLE_US = 4000  # of a backend in a round
+# Plans that are timed: so many of those that the model predicts within this factor of the fastest.
+PLANS, WITHIN = 8, 1.25
 #: Paired samples in microseconds, by backend, of calls by backend.
 Timer = Callable[[dict[str, Callable[[], Any]]], dict[str, list[float]]]
 
@@ -50,13 +52,15 @@ def run(options: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     device = torch.device("cuda", torch.cuda.current_device())
-    found = tuned(calls, profile.machine(None), device, timed)
     gpu = torch.cuda.get_device_properties(device)
+    chip = {"sm_count": gpu.multi_processor_count, "capability": 10 * gpu.major + gpu.minor}
+    found = tuned(calls, profile.machine(None), device, timed, chip)
     ours = {call: found.times[str(call)]["cuda"] for call in calls if "cuda" in found.times.get(str(call), {})}
-    found.rates = _rates.fitted(ours, gpu.multi_processor_count, 10 * gpu.major + gpu.minor) or found.rates
+    found.rates = _rates.fitted(ours, **chip) or found.rates
     for call in map(str, calls):
         times = ", ".join(f"{name} {us:.1f}" for name, us in found.times.get(call, {}).items())
-        print(f"{call}: {times} us" + f"; {found.winners[call]} from now on" * (call in found.winners))
+        chosen = [found.winners[call]] if call in found.winners else ["another tile"] if call in found.plans else []
+        print(f"{call}: {times} us" + "".join(f"; {name} from now on" for name in chosen))
     print(
         "rates of the planner: " + (", ".join(f"{name} {rate:.4g}" for name, rate in found.rates.items()) or "as built")
     )
@@ -96,8 +100,15 @@ def products(shapes: Path | None, model: Callable[[], Any] | None) -> list[Produ
     ]
 
 
-def tuned(calls: list[ProductCall], machine: dict[str, str], device: torch.device, timer: Timer) -> profile.Profile:
-    """The machine's profile with these products decided anew. A backend that fails for a product is left out of it."""
+def tuned(
+    calls: list[ProductCall],
+    machine: dict[str, str],
+    device: torch.device,
+    timer: Timer,
+    chip: dict[str, int] | None = None,
+) -> profile.Profile:
+    """The machine's profile with these products decided anew. A backend that fails for a product is left out of it. ``chip``: the GPU
+    as the planner knows it; without one no plans are tried."""
     found = profile.read(machine)
     for call in progress(calls):
         op = REGISTRY[call.op]
@@ -107,9 +118,65 @@ def tuned(calls: list[ProductCall], machine: dict[str, str], device: torch.devic
         for name in profile.BACKENDS:
             if name not in excluded and (candidate := _working(op, name, args, kwargs)):
                 candidates[name] = candidate
-        if candidates:
-            found.add(str(call), policy.choice_on(op, device).backend, timer(candidates))
+        plans = plans_of(call, chip) if chip is not None and profile.PLANNED in candidates else {}
+        with _Plans(call, device) as planned:
+            if plans:
+                run = candidates[profile.PLANNED]
+                candidates |= {name: planned.by(plan, run) for name, plan in {profile.PLANNED: [], **plans}.items()}
+            if candidates:
+                found.add(call, policy.choice_on(op, device).backend, timer(candidates), plans)
     return found
+
+
+def plans_of(call: ProductCall, chip: dict[str, int]) -> dict[str, list[int]]:
+    """Plans for a product by name, beside the planner's own: the fastest by its model. None for operands that are copied first."""
+    host = _rates.planner()
+    if host is None:
+        return {}
+    own, tiles = host.plan_gemm(**call.request(), **chip), host.gemm_candidates()
+    found = [plan for plan in host.gemm_plans(**call.request(), **chip) if not (plan["repacked"] or plan["in_phases"])]
+    found.sort(key=lambda plan: plan["microseconds"])
+    near = [plan for plan in found if plan["microseconds"] < WITHIN * found[0]["microseconds"] and plan != own][:PLANS]
+    return {_name(plan, tiles): _numbers(plan) for plan in near}
+
+
+def _numbers(plan: dict[str, Any]) -> list[int]:
+    return [("none", "sm80", "sm90").index(plan["kernel"]), plan["tile"], plan["splits"], int(plan["swapped"])]
+
+
+def _name(plan: dict[str, Any], tiles: dict[str, Any]) -> str:
+    tile = tiles[plan["kernel"]][plan["tile"]]
+    text = f"{plan['kernel']} {tile['m']}x{tile['n']}"
+    if plan["kernel"] == "sm90":
+        text += f" cluster {tile['cluster_m']}x{tile['cluster_n']}" + " pingpong" * tile["pingpong"]
+    return text + f" {plan['splits']} splits" * (plan["splits"] > 1) + " swapped" * plan["swapped"]
+
+
+class _Plans:
+    """Calls of one product by several plans; the planner decides again when the block ends."""
+
+    def __init__(self, call: ProductCall, device: torch.device):
+        self._call, self._on = call, torch.empty(0, device=device)
+        self._current: list[int] = []
+
+    def by(self, plan: list[int], run: Callable[[], Any]) -> Callable[[], Any]:
+        def planned() -> None:
+            self._set(plan)
+            run()
+
+        return planned
+
+    def _set(self, plan: list[int]) -> None:
+        if plan != self._current:
+            with policy.backend(profile.PLANNED):
+                policy.set_plan(self._on, self._call, plan)
+            self._current = plan
+
+    def __enter__(self) -> _Plans:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._set([])
 
 
 def _working(op: Any, backend: str, args: tuple, kwargs: dict) -> Callable[[], Any] | None:

@@ -26,7 +26,7 @@ from .._dispatch.batch_invariant import k_blocks
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
 from .._raw import activation_backward
-from .._raw._column_sums import column_sums
+from .._raw.column_sums import column_sums
 from .._sharding.dtensor import is_dtensor, of_weight
 from . import _main_grad
 from ._autograd import add_gradient, needs_gradient, under_transform

@@ -29,7 +29,7 @@ from .._dispatch.batch_invariant import k_blocks
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
 from .._raw import cross_entropy_rows
-from .._raw._column_sums import column_sums
+from .._raw.column_sums import column_sums
 from .._raw.gemm import gemm_accumulate_op
 from .._raw.unit_sums import UNIT
 from .._sharding.dtensor import is_dtensor

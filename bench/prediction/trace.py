@@ -16,8 +16,6 @@ from torch.utils._pytree import tree_leaves
 
 from amp_kernels._dispatch import autocast
 
-# Ops of CPU tensors, which a trace is made of, and their names on a GPU.
-ON_A_GPU = {"ak::_column_sums": "sum"}
 # Ops that move nothing: views and queries.
 FREE = {
     "prim::device",
@@ -89,7 +87,6 @@ class Trace(TorchDispatchMode):
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         outputs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
         name = func._schema.name.removeprefix("aten::").replace("amp_kernels::", "ak::")
-        name = ON_A_GPU.get(name, name)
         places = [self.hold(t) for t in outputs]
         if name in FREE:
             return result

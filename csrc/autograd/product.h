@@ -5,7 +5,6 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/sum.h>
 #include <ATen/record_function.h>
 
 #include <mutex>
@@ -16,8 +15,8 @@
 #include "activation/call.h"
 #include "activation/name.h"
 #include "autograd/plain.h"
-#include "base/cpu/column_sums.h"
 #include "base/cpu/isa.h"
+#include "column_sums/call.h"
 #include "gemm/call.h"
 #include "gemm/operand.h"
 
@@ -186,15 +185,21 @@ Tensor activation_backward(const Tensor& grad, const Tensor& preact, Activation 
   return op.call(grad, preact, name_of(activation));
 }
 
+Tensor bias_sums(const Tensor& x) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("amp_kernels::column_sums", "").typed<Tensor(const Tensor&)>();
+  return op.call(x);
+}
+
 // On a CPU the sums, if wanted, are made in the same pass.
 PreactivationGradient preactivation_gradient(const Tensor& grad, const Tensor& preact, Activation activation,
                                              bool with_sums) {
   const bool is_own = activation == Activation::none;
   if (!with_sums || grad.is_cuda() || current_isa() == Isa::portable) {
     const Matrix dz(is_own ? grad : activation_backward(grad, preact, activation));
-    return {dz, with_sums ? at::sum(dz.tensor, {0}, /*keepdim=*/false, at::kFloat) : Tensor()};
+    return {dz, with_sums ? bias_sums(dz.tensor) : Tensor()};
   }
-  RECORD_FUNCTION(is_own ? "amp_kernels::_column_sums" : "amp_kernels::activation_backward",
+  RECORD_FUNCTION(is_own ? "amp_kernels::column_sums" : "amp_kernels::activation_backward",
                   c10::ArrayRef<const c10::IValue>{});
   const auto own = is_own ? std::optional<Matrix>(grad) : std::nullopt;
   const Tensor dense = (own ? own->tensor : grad).contiguous(), z = is_own ? dense : preact.contiguous();
@@ -202,7 +207,14 @@ PreactivationGradient preactivation_gradient(const Tensor& grad, const Tensor& p
   const Tensor dz = is_own ? Tensor() : empty_cpu(z.sizes(), z.scalar_type()), sums = empty_cpu({width}, at::kFloat);
   float* const to = static_cast<float*>(sums.mutable_data_ptr());
   if (is_own) {
-    column_sums(dense.const_data_ptr(), type_of(dense), rows, width, to);
+    column_sums({.x = dense.const_data_ptr(),
+                 .sums = to,
+                 .slots = nullptr,
+                 .type = type_of(dense),
+                 .rows = rows,
+                 .pitch = width,
+                 .columns = static_cast<int>(width)},
+                nullptr);
     return {*own, sums};
   }
   activation_backward_with_sums({.grad = dense.const_data_ptr(),

@@ -1,8 +1,9 @@
-// gemm_column_sums: reduces the column sums per 16 rows that a GEMM's tiles wrote.
+// gemm_column_sums: reduces the column sums per 16 rows that a GEMM's tiles wrote; add_slots: those that blocks wrote.
 //
 // Work: reads 4 bytes per 16 elements of C: bound by memory. Plan: a block takes 32 columns and each of its 8 warps
-// every 8th row, with 4 rows in flight; shared memory combines the warps' sums. Trap: the result is a gradient and must
-// be reproducible, so the order of additions may depend on the shape alone.
+// every 8th row, with 16 rows in flight: few blocks must fetch much, 96 of them 25 MB for a C of 32,768 x 3,072. Shared
+// memory combines the warps' sums. Trap: the result is a gradient and must be reproducible, so the order of additions
+// may depend on the shape alone.
 #include "gemm/column_sums.h"
 
 #include "device/block.cuh"
@@ -15,7 +16,7 @@ namespace {
 
 constexpr int kSumThreads = 256;
 constexpr int kSumWarps = kSumThreads / kWarpThreads;
-constexpr int kSumInFlight = 4;
+constexpr int kSumInFlight = 16;
 
 AK_KERNEL(kSumThreads, 4) gemm_column_sums_kernel(const float* sums, int64_t rows, int64_t columns, float* out) {
   wait_for_previous_kernel();
@@ -25,15 +26,17 @@ AK_KERNEL(kSumThreads, 4) gemm_column_sums_kernel(const float* sums, int64_t row
   const int64_t x = static_cast<int64_t>(block_index()) * kWarpThreads + lane;
   float sum = 0.0f;
   if (x < columns) {
-    int64_t row = warp;
-    for (; row + (kSumInFlight - 1) * kSumWarps < rows; row += kSumInFlight * kSumWarps) {
+    AK_NO_UNROLL
+    for (int64_t first = warp; first < rows; first += kSumInFlight * kSumWarps) {
       float v[kSumInFlight];
       AK_UNROLL
-      for (int i = 0; i < kSumInFlight; i++) v[i] = load(sums + (row + i * kSumWarps) * columns + x);
+      for (int i = 0; i < kSumInFlight; i++) {
+        const int64_t row = first + i * kSumWarps;
+        v[i] = row < rows ? load(sums + row * columns + x) : 0.0f;
+      }
       AK_UNROLL
       for (int i = 0; i < kSumInFlight; i++) sum += v[i];
     }
-    for (; row < rows; row += kSumWarps) sum += load(sums + row * columns + x);
   }
   of_warp[thread_index()] = sum;
   block_sync();
@@ -44,18 +47,18 @@ AK_KERNEL(kSumThreads, 4) gemm_column_sums_kernel(const float* sums, int64_t row
 
 }  // namespace
 
-Status column_sums(const float* sums, int64_t rows, int64_t columns, float* out, Stream stream) {
+Status add_slots(const float* slots, int64_t count, int64_t columns, float* out, Stream stream) {
   const LaunchConfig config{.name = "gemm_column_sums",
                             .grid = static_cast<int>((columns + kWarpThreads - 1) / kWarpThreads),
                             .block = kSumThreads,
                             .overlap_previous = true,
                             .stream = stream};
-  return launch(gemm_column_sums_kernel, config, sums, rows, columns, out);
+  return launch(gemm_column_sums_kernel, config, slots, count, columns, out);
 }
 
 Status gemm_column_sums(const GemmProblem& q, float* out, Stream stream) {
   const int64_t columns = columns_of_c(q);
-  return column_sums(q.epilogue.column_sums, column_sums_size(q) / columns, columns, out, stream);
+  return add_slots(q.epilogue.column_sums, column_sums_size(q) / columns, columns, out, stream);
 }
 
 }  // namespace ak

@@ -12,7 +12,7 @@ inline int64_t column_sums_size(const GemmProblem& q) {
 /// rows in problem.epilogue.column_sums. The order of additions depends on the shape alone.
 Status gemm_column_sums(const GemmProblem& problem, float* out, Stream stream);
 
-/// Column sums of a contiguous row-major matrix.
-Status column_sums(const float* sums, int64_t rows, int64_t columns, float* out, Stream stream);
+/// out[c] = the sum of slots[i][c] over the slots, each a row of `columns` sums.
+Status add_slots(const float* slots, int64_t count, int64_t columns, float* out, Stream stream);
 
 }  // namespace ak

@@ -1,4 +1,4 @@
-// gemm, gemm_dact, gemm_accumulate_, syrk and, on the CPU, _column_sums: from the schema to gemm/call.h.
+// gemm, gemm_dact, gemm_accumulate_ and syrk: from the schema to gemm/call.h.
 //
 // An operand whose rows or columns are contiguous is passed on as it lies; any other is copied once.
 #include <algorithm>
@@ -12,10 +12,7 @@
 #include "gemm/call.h"
 #include "gemm/column_sums.h"
 #include "gemm/glue_operand.h"
-#ifdef AK_ON_CPU
-#include "base/cpu/column_sums.h"
-#include "base/cpu/isa.h"
-#else
+#ifndef AK_ON_CPU
 #include "gemm/launch.h"
 #endif
 
@@ -101,7 +98,7 @@ struct Call {
 #ifdef AK_ON_CPU
     target.launch(gemm_cpu, problem);
 #else
-    GemmLaunch(target).run(problem, gemm_rates(a.tensor));
+    GemmLaunch(target).run(problem, gemm_tuning(a.tensor));
 #endif
   }
 };
@@ -237,25 +234,37 @@ Tensor run_syrk(const Tensor& a, const Tensor& b, std::optional<Tensor> c, doubl
   return pitch == n ? room : torch::stable::contiguous(torch::stable::narrow(room, -1, 0, n));
 }
 
-#ifdef AK_ON_CPU
-Tensor run_column_sums(const Tensor& x) {
-  OpCall call("_column_sums", {"x"}, x);
-  check_dtype(call.op(), {"x"}, x, kNarrowDtypes);
-  AK_CHECK(x.dim() == 2, call.op(), ": x must be a matrix; got shape ", Ints{x.sizes()});
-  if (current_isa() == Isa::portable) {  // ATen's bits
-    const int64_t dim = 0;
-    return torch::stable::sum(x, torch::headeronly::IntHeaderOnlyArrayRef(&dim, 1), false, ScalarType::Float);
-  }
-  const Tensor dense = torch::stable::contiguous(x), sums = call.empty({"sums"}, {x.size(1)}, ScalarType::Float);
-  column_sums(dense.const_data_ptr(), dtype_of(dense.scalar_type()), x.size(0), x.size(1),
-              static_cast<float*>(sums.mutable_data_ptr()));
-  return sums;
-}
-#else
+#ifndef AK_ON_CPU
 // Rates that `tune` fits to a GPU; set before its first product.
 void set_gemm_rates(const Tensor& on, double clock, double power, double dram) {
-  GemmRates& rates = gemm_rates(on);
+  GemmRates& rates = gemm_tuning(on).rates;
   rates.clock = clock, rates.power = power, rates.dram = dram;
+}
+
+// Plan {kernel, tile, splits, swapped} of a product, whose fields are those of GemmKey in order, activation apart.
+// Without a plan the planner decides again.
+void set_gemm_plan(const Tensor& on, std::vector<int64_t> product, std::string activation, std::vector<int64_t> plan) {
+  constexpr const char* op = "_set_gemm_plan";
+  AK_CHECK(product.size() == 12 && (plan.empty() || plan.size() == 4), op,
+           ": product must have 12 numbers and plan 4 or none; got ", product.size(), " and ", plan.size());
+  const std::vector<int64_t>& p = product;
+  const GemmKey key{.m = as_int(op, p[0]),
+                    .n = as_int(op, p[1]),
+                    .k = as_int(op, p[2]),
+                    .batch = as_int(op, p[3]),
+                    .m_major_a = p[4] != 0,
+                    .n_major_b = p[5] != 0,
+                    .out_bytes = as_int(op, p[6]),
+                    .activation = activation_named(op, activation),
+                    .bias = p[7] != 0,
+                    .residual = p[8] != 0,
+                    .keeps_z = p[9] != 0,
+                    .backward = p[10] != 0,
+                    .column_sums = p[11] != 0};
+  std::map<GemmKey, GemmChoice>& plans = gemm_tuning(on).plans;
+  plans.erase(key);
+  if (plan.empty()) return;
+  plans[key] = {static_cast<GemmKernel>(plan[0]), as_int(op, plan[1]), as_int(op, plan[2]), plan[3] != 0};
 }
 #endif
 
@@ -267,9 +276,8 @@ AK_OPS(m) {
   m.impl("gemm_dact", TORCH_BOX(&ak::run_gemm_dact));
   m.impl("gemm_accumulate_", TORCH_BOX(&ak::run_gemm_accumulate));
   m.impl("syrk", TORCH_BOX(&ak::run_syrk));
-#ifdef AK_ON_CPU
-  m.impl("_column_sums", TORCH_BOX(&ak::run_column_sums));
-#else
+#ifndef AK_ON_CPU
   m.impl("_set_gemm_rates", TORCH_BOX(&ak::set_gemm_rates));
+  m.impl("_set_gemm_plan", TORCH_BOX(&ak::set_gemm_plan));
 #endif
 }

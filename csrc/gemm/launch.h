@@ -5,6 +5,7 @@
 #pragma once
 #include <algorithm>
 #include <array>
+#include <map>
 #include <string_view>
 
 #include "base/op_call.h"
@@ -14,10 +15,22 @@
 
 namespace ak {
 
-/// Rates of the planner's model for a GPU: those of an H200, until `_set_gemm_rates` sets others.
-inline GemmRates& gemm_rates(const Tensor& on) {
-  static std::array<GemmRates, 64> rates;
-  return rates[static_cast<size_t>(on.get_device_index()) % rates.size()];
+/// What `tune` has measured on a GPU: rates of the planner's model, before those of an H200, and plans of products. Set
+/// while no other thread multiplies.
+struct GemmTuning {
+  GemmRates rates;
+  std::map<GemmKey, GemmChoice> plans;
+
+  /// Not for sums whose order the package fixes.
+  GemmChoice wanted(const GemmProblem& q) const {
+    if (plans.empty() || q.batch_invariant || q.symmetric) return {};
+    const auto found = plans.find(key_of(q));
+    return found == plans.end() ? GemmChoice{} : found->second;
+  }
+};
+inline GemmTuning& gemm_tuning(const Tensor& on) {
+  static std::array<GemmTuning, 64> of_devices;
+  return of_devices[static_cast<size_t>(on.get_device_index()) % of_devices.size()];
 }
 
 /// The chip of a call, with the kernels that this build has for it.
@@ -56,12 +69,13 @@ class GemmLaunch {
  public:
   explicit GemmLaunch(OpCall& call) : call_(call) {}
 
-  void run(GemmProblem q, const GemmRates& rates) {
+  void run(GemmProblem q, const GemmTuning& tuning) {
+    const GemmChoice wanted = tuning.wanted(q);
     if (q.k == 0) sum_over_zeros(call_, q);
     const GemmRequest request = request_of(q);
-    GemmChip chip = chip_of(call_, rates);
+    GemmChip chip = chip_of(call_, tuning.rates);
     const auto launched = [&] {
-      const GemmPlan plan = plan_gemm_once(request, chip);
+      const GemmPlan plan = plan_gemm_once(request, chip, wanted);
       return q.type == DType::kFloat16 ? launch<fp16>(q, plan) : launch<bf16>(q, plan);
     };
     if (launched()) return;

@@ -1,14 +1,38 @@
 // Selects the GEMM kernel, tile and split of k: a pure function of shape, layout and GPU, on the host.
 //
-// Nothing is timed at run time, since results would then depend on noise. The candidates are kGemmTiles
+// Nothing is timed at run time, since results would then depend on noise; a profile of `tune` may name the plan of a
+// product. The candidates are kGemmTiles
 // (gemm/sm90/gemm.h) and kGemmSm80Tiles; the model of gemm/cost.h ranks them. Ties go to the first row of a table.
 #pragma once
+#include <optional>
+
 #include "device/memo.h"
 #include "gemm/cost.h"
 
 namespace ak {
 
 enum class GemmKernel { kNone, kSm80, kSm90 };
+
+/// A kernel's tile and split of k, as a profile of `tune` names them; kNone: the planner's.
+struct GemmChoice {
+  GemmKernel kernel = GemmKernel::kNone;
+  int tile = 0;
+  int splits = 1;
+  bool swapped = false;
+
+  bool operator==(const GemmChoice&) const = default;
+};
+
+/// A product as a profile knows it: not where its tensors lie.
+struct GemmKey {
+  int m, n, k, batch;
+  bool m_major_a, n_major_b;
+  int out_bytes;  ///< as in GemmRequest
+  Activation activation;
+  bool bias, residual, keeps_z, backward, column_sums;
+
+  auto operator<=>(const GemmKey&) const = default;
+};
 
 struct GemmPlan {
   GemmKernel kernel = GemmKernel::kNone;
@@ -18,6 +42,11 @@ struct GemmPlan {
   bool repacked = false;    ///< run gemm_repack first, for operands that gemm_sm90 cannot read
   GemmPhases phases;        ///< if any: run gemm_in_phases, then gemm_add_phases
   double microseconds = 0;  ///< predicted by the model
+
+  /// The operands as they lie, in one launch.
+  bool is(const GemmChoice& c) const {
+    return !repacked && phases.count == 0 && GemmChoice{kernel, tile, splits, swapped} == c;
+  }
 };
 
 namespace detail {
@@ -59,13 +88,17 @@ inline GemmPlan plan_symmetric(const GemmRequest& r, const GemmChip& chip) {
 ///
 /// batch_invariant: an element's sum over k is one chain in any tile, swapped or not, in any cluster, so the tile may
 /// suit the number of rows. The kernel may not: the instructions of gemm_sm90 and gemm_sm80 group k differently.
-inline GemmPlan plan_gemm(const GemmRequest& r, const GemmChip& chip) {
+///
+/// see(plan) is called for each plan that would serve, but for symmetric products.
+template <class See>
+GemmPlan plan_gemm(const GemmRequest& r, const GemmChip& chip, const See& see) {
   if (r.symmetric) return detail::plan_symmetric(r, chip);
   constexpr int kSplits[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
   constexpr int kLeastSteps = 4;  // k steps per split: fewer would only fill the pipeline
   GemmPlan best;
   double least = detail::kNever;
   const auto consider = [&](const GemmPlan& plan) {
+    see(plan);
     const double doubted = plan.microseconds * (plan.splits > 1 ? detail::kSplitDoubt : 1);
     if (doubted >= least) return;
     least = doubted;
@@ -115,13 +148,18 @@ inline GemmPlan plan_gemm(const GemmRequest& r, const GemmChip& chip) {
   return best;
 }
 
-/// plan_gemm, memoized per thread.
-inline GemmPlan plan_gemm_once(const GemmRequest& request, const GemmChip& chip) {
+inline GemmPlan plan_gemm(const GemmRequest& r, const GemmChip& chip) {
+  return plan_gemm(r, chip, [](const GemmPlan&) {});
+}
+
+/// The plan that is `wanted`, if it would serve, else plan_gemm's. Memoized per thread.
+inline GemmPlan plan_gemm_once(const GemmRequest& request, const GemmChip& chip, const GemmChoice& wanted = {}) {
   struct Key {
     GemmRequest r;
     int sm_count, capability;
     bool sm90;  // false for what gemm_sm90 could not do
     GemmRates rates;
+    GemmChoice wanted;
     bool operator==(const Key&) const = default;
     std::size_t hash() const {
       const bool flags[] = {r.m_major_a,    r.n_major_b,       r.tma_a,   r.tma_b,       r.tma_output, r.row_output,
@@ -133,11 +171,32 @@ inline GemmPlan plan_gemm_once(const GemmRequest& request, const GemmChip& chip)
     }
   };
   thread_local Memo<Key, GemmPlan> made(1 << 12);
-  const Key key{request, chip.sm_count, chip.capability, chip.sm90, chip.rates};
+  const Key key{request, chip.sm_count, chip.capability, chip.sm90, chip.rates, wanted};
   if (const GemmPlan* known = made.find(key)) return *known;
-  const GemmPlan plan = plan_gemm(request, chip);
+  std::optional<GemmPlan> found;
+  const GemmPlan best = plan_gemm(request, chip, [&](const GemmPlan& p) {
+    if (p.is(wanted)) found = p;
+  });
+  const GemmPlan plan = found.value_or(best);
   made.keep(key, plan);
   return plan;
+}
+
+inline GemmKey key_of(const GemmProblem& q) {
+  const GemmEpilogue& e = q.epilogue;
+  return {.m = q.m,
+          .n = q.n,
+          .k = q.k,
+          .batch = q.batch,
+          .m_major_a = q.m_major_a,
+          .n_major_b = q.n_major_b,
+          .out_bytes = q.accumulate ? 8 : bytes_of(q.c.type),
+          .activation = e.activation,
+          .bias = e.bias.data != nullptr,
+          .residual = e.residual.data != nullptr,
+          .keeps_z = e.z.data != nullptr,
+          .backward = e.preact.data != nullptr,
+          .column_sums = e.column_sums != nullptr};
 }
 
 /// plan_gemm's request for a problem.

@@ -88,6 +88,14 @@ inline GemmTile tile_of(const pybind11::dict& t) {
           t["cluster_n"].cast<int>(), t["consumers"].cast<int>(), t["pingpong"].cast<bool>()};
 }
 
+inline pybind11::dict dict_of(const GemmPlan& plan) {
+  using namespace pybind11::literals;
+  constexpr const char* kNames[] = {"none", "sm80", "sm90"};
+  return pybind11::dict("kernel"_a = kNames[static_cast<int>(plan.kernel)], "tile"_a = plan.tile,
+                        "splits"_a = plan.splits, "swapped"_a = plan.swapped, "repacked"_a = plan.repacked,
+                        "in_phases"_a = plan.phases.count > 0, "microseconds"_a = plan.microseconds);
+}
+
 inline void bind_gemm_plan(pybind11::module_& m) {
   using namespace pybind11::literals;
   m.def(
@@ -118,16 +126,21 @@ inline void bind_gemm_plan(pybind11::module_& m) {
       "plan_gemm",
       [](int m, int n, int k, const pybind11::kwargs& given) {
         const GemmQuestion question(m, n, k, given);
-        const GemmPlan plan = plan_gemm(question.request, question.chip);
-        constexpr const char* kNames[] = {"none", "sm80", "sm90"};
-        return pybind11::dict("kernel"_a = kNames[static_cast<int>(plan.kernel)], "tile"_a = plan.tile,
-                              "splits"_a = plan.splits, "swapped"_a = plan.swapped, "repacked"_a = plan.repacked,
-                              "in_phases"_a = plan.phases.count > 0, "microseconds"_a = plan.microseconds);
+        return dict_of(plan_gemm(question.request, question.chip));
       },
       "m"_a, "n"_a, "k"_a,
       "The kernel, tile and splits that serve a GEMM, and the predicted time: csrc/gemm/plan.h. Keywords are the "
       "fields of "
       "GemmRequest, but for phases, which ld_a and ld_b tell, of GemmChip and of GemmRates.");
+  m.def(
+      "gemm_plans",
+      [](int m, int n, int k, const pybind11::kwargs& given) {
+        const GemmQuestion question(m, n, k, given);
+        pybind11::list plans;
+        plan_gemm(question.request, question.chip, [&](const GemmPlan& plan) { plans.append(dict_of(plan)); });
+        return plans;
+      },
+      "m"_a, "n"_a, "k"_a, "Every plan that would serve; arguments and plans as plan_gemm's.");
   m.def(
       "gemm_sm90_microseconds",
       [](const pybind11::dict& tile, int splits, bool swapped, int m, int n, int k, const pybind11::kwargs& given) {

@@ -362,7 +362,7 @@ Status norm_backward(const NormBackward& p, Stream stream) {
     status = aligned ? strip_sums<kRingVec>(p, blocks, stream) : strip_sums<1>(p, blocks, stream);
     if (!status.ok()) return status;
   }
-  return column_sums(p.slots, blocks, p.parameters * static_cast<int64_t>(p.columns), p.sums, stream);
+  return add_slots(p.slots, blocks, p.parameters * static_cast<int64_t>(p.columns), p.sums, stream);
 }
 
 }  // namespace ak

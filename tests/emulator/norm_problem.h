@@ -184,7 +184,7 @@ std::string backward(int rows, int columns, const Options& o = {}) {
     error = message_of(norm_backward_on_ring<RowTeam<2, 8, 4>>(p, nullptr, &clusters));
     if (error.empty() && clusters == 0) error = "nothing was launched";
     if (error.empty() && o.parameters > 0)
-      error = message_of(column_sums(slots.data(), clusters, o.parameters * columns, sums.data(), nullptr));
+      error = message_of(add_slots(slots.data(), clusters, o.parameters * columns, sums.data(), nullptr));
   } else if (!o.forced) {
     error = message_of(norm_backward(p, nullptr));
   } else {
@@ -194,7 +194,7 @@ std::string backward(int rows, int columns, const Options& o = {}) {
     if (error.empty() && o.parameters > 0)
       error = message_of(aligned ? strip_sums<kRingVec>(p, shares, nullptr) : strip_sums<1>(p, shares, nullptr));
     if (error.empty() && o.parameters > 0)
-      error = message_of(column_sums(slots.data(), shares, o.parameters * columns, sums.data(), nullptr));
+      error = message_of(add_slots(slots.data(), shares, o.parameters * columns, sums.data(), nullptr));
   }
   if (!error.empty()) return error;
 

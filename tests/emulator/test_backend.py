@@ -27,7 +27,16 @@ OTHER_BITS = [
     op
     for op in OPS
     if op.name.startswith(
-        ("gemm", "grouped_gemm", "norm_", "cross_entropy", "softmax", "embedding_accumulate", "lamb_half")
+        (
+            "column_sums",
+            "gemm",
+            "grouped_gemm",
+            "norm_",
+            "cross_entropy",
+            "softmax",
+            "embedding_accumulate",
+            "lamb_half",
+        )
     )
 ]
 

@@ -47,6 +47,33 @@ def integers(*shape, dtype=bf16, seed=0):
     return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+# ---- sums
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16, f32])
+def test_column_sums_of_any_strides(dtype):
+    """Rows for one share and for several; a matrix whose columns are adjacent is copied first."""
+    op = REGISTRY["column_sums"]
+    for rows, columns in ((7, 40), (200, 40), (70, 1), (130, 13), (0, 5), (5, 0)):
+        x = integers(rows, columns, dtype=dtype)
+        wide = integers(rows, columns + 8, dtype=dtype)
+        for matrix in (
+            x,
+            wide[:, :columns],
+            wide[:, 3 : 3 + columns],
+            integers(columns, rows, dtype=dtype).t(),
+            x[:1].expand_as(x),
+        ):
+            assert_same_on_both(lambda op=op, matrix=matrix: op(matrix))
+
+
+def test_column_sums_refuse_what_they_cannot_read():
+    with ak.backend("emulate"):
+        for wrong, said in ((torch.zeros(3), r"got shape \(3\)"), (torch.zeros(2, 2, dtype=f64), "x must have dtype")):
+            with pytest.raises(RuntimeError, match=said):
+                REGISTRY["column_sums"](wrong)
+
+
 # ---- lists of gradients
 
 

@@ -10,8 +10,8 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._dispatch import cpu_isa
-from amp_kernels._raw._column_sums import column_sums
 from amp_kernels._raw.activation_backward import activation_backward
+from amp_kernels._raw.column_sums import column_sums
 from amp_kernels.testing.backends import use
 from amp_kernels.testing.bounds import assert_within
 from amp_kernels.testing.patience import PATIENCE

@@ -9,14 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 
 import amp_kernels as ak
 from amp_kernels._dispatch import nodes, policy, profile
 from amp_kernels._dispatch.policy import Built
 from amp_kernels._dispatch.product_call import ProductCall, described
-from amp_kernels._raw.gemm import gemm_op, set_gemm_rates
-from amp_kernels.cli import _rates, tune
-from amp_kernels.testing.generators import normal
+from amp_kernels._raw.gemm import gemm_op
+from amp_kernels.cli import tune
 
 pytestmark = pytest.mark.own_backend
 
@@ -117,7 +118,10 @@ def test_a_backend_that_fails_is_left_out(on_a_cpu, monkeypatch, capsys):
 
 def test_a_profile_is_read_as_it_was_written(cache):
     written = profile.Profile(MACHINE, rates={"clock": 1500.0, "power": 1e8, "dram": 3e6})
-    written.add(str(CALL), "cuda", {"cuda": [3.0, 3.0, 3.0], "aten": [1.0, 2.0, 1.0]})
+    samples = {"cuda": [3.0, 3.0, 3.0], "aten": [1.0, 2.0, 1.0], "a tile": [2.0, 2.5, 2.0]}
+    written.add(CALL, "cuda", samples, {"a tile": [2, 3, 1, 0]})
+    assert written.plans == {str(CALL): (CALL, [2, 3, 1, 0])}
+    assert written.winners == {str(CALL): "aten"}
     assert written.save() == cache / "amp_kernels" / "some-gpu-80gb.json"
     assert profile.read(MACHINE) == written
     assert [path.name for path in (cache / "amp_kernels").iterdir()] == ["some-gpu-80gb.json"]
@@ -134,7 +138,16 @@ def test_a_profile_of_another_machine_is_ignored_with_one_warning(name, caplog):
     assert f"measured with {name} another, this is {MACHINE[name]}" in record.message
 
 
-GOOD = {"machine": MACHINE, "times": {}, "winners": {}, "rates": {}}
+GOOD = {"machine": MACHINE, "times": {}, "winners": {}, "rates": {}, "plans": {}}
+
+
+def test_an_empty_profile_is_not_damaged(caplog):
+    """The next test's texts differ from it in one thing each."""
+    path = profile.path_of(MACHINE["gpu"])
+    path.parent.mkdir()
+    path.write_text(json.dumps({**GOOD, "plans": {"x": [{"m": 1, "n": 2, "k": 3}, [2, 0, 1, 1]]}}))
+    assert profile.read(MACHINE).plans == {"x": (ProductCall(1, 2, 3), [2, 0, 1, 1])}
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(
@@ -149,6 +162,20 @@ GOOD = {"machine": MACHINE, "times": {}, "winners": {}, "rates": {}}
         json.dumps({**GOOD, "winners": {"x": "tpu"}}),
         json.dumps({**GOOD, "winners": {"x": ["aten"]}}),
         json.dumps({"machine": MACHINE}),
+        json.dumps({key: value for key, value in GOOD.items() if key != "plans"}),
+        *(
+            json.dumps({**GOOD, "plans": {"x": plan}})
+            for plan in (
+                3,
+                [{"m": 1, "n": 2}, [2, 0, 1, 0]],
+                [{"m": 0, "n": 2, "k": 3}, [2, 0, 1, 0]],
+                [{"m": 1, "n": 2, "k": 3}, []],
+                [{"m": 1, "n": 2, "k": 3}, [3, 0, 1, 0]],
+                [{"m": 1, "n": 2, "k": 3}, [2, -1, 1, 0]],
+                [{"m": 1, "n": 2, "k": 3}, [2, 0, 0, 0]],
+                [{"m": 1, "n": 2, "k": 3}, [2, 0, 1.0, 0]],
+            )
+        ),
         json.dumps({**GOOD, "rates": {"clock": 1500.0}}),
         json.dumps({**GOOD, "rates": {"clock": 1500.0, "power": 0.0, "dram": 3e6}}),
         json.dumps({**GOOD, "rates": {"clock": 1500.0, "power": math.nan, "dram": 3e6}}),
@@ -199,6 +226,28 @@ def test_the_winner_does_not_run_against_what_was_asked_for(gpu, monkeypatch):
 def test_a_winner_that_is_not_here_does_not_run(gpu, monkeypatch):
     monkeypatch.setattr(policy, "why_not", lambda *args: {"aten": "absent"})
     assert policy.select_product(gemm_op, gpu, (), {}) == "cuda"
+
+
+@pytest.mark.parametrize(("winner", "dynamic"), [("aten", False), ("aten", True), ("triton", False)])
+def test_a_compiled_program_holds_the_winner(winner, dynamic, monkeypatch):
+    """Of the sizes it is made for: of a program for any sizes, or where Triton wins, the op. Other products keep the op."""
+    called = []
+
+    def compiler(graph, _):
+        called.append({str(node.target) for node in graph.graph.nodes if node.op == "call_function"})
+        return make_boxed_func(graph.forward)
+
+    monkeypatch.setattr(policy, "_winners", lambda tensor: {str(replace(CALL, bias=True)): winner})
+    monkeypatch.setattr(policy, "_winner_runs", lambda *args: True)
+    layer = ak.nn.Linear(16, 32).bfloat16()
+    x = torch.randn(64, 16, dtype=torch.bfloat16, requires_grad=True)
+    torch.compiler.reset()
+    program = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend=aot_autograd(fw_compiler=compiler))
+    program(x).sum().backward()
+    forward, backward = called
+    assert ("aten.addmm.default" in forward) == (winner == "aten" and not dynamic)
+    assert ("amp_kernels.gemm.default" in forward) != ("aten.addmm.default" in forward)
+    assert "amp_kernels.gemm.default" in backward
 
 
 @pytest.mark.parametrize("winners", [{}, {str(CALL): "aten"}], ids=["none", "one"])
@@ -256,66 +305,6 @@ def test_tune_wants_a_gpu(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert tune.run(SimpleNamespace()) == 2
     assert "needs a CUDA GPU" in capsys.readouterr().err
-
-
-# ---- rates of the planner
-
-PRODUCTS = [call for call in tune.products(None, None) if not call.bias]
-SLOWER = {"clock": 1700.0, "power": 1.1e8, "dram": 2.9e6}
-
-
-def predicted(calls, rates):
-    host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
-    return {
-        call: host.plan_gemm(**_rates._request(call), sm_count=114, capability=90, **rates)["microseconds"]
-        for call in calls
-    }
-
-
-def test_rates_are_found_that_made_the_times():
-    found = _rates.fitted(predicted(PRODUCTS, SLOWER), 114, 90)
-    assert found.keys() == SLOWER.keys()
-    off = [us / other for us, other in zip(*(predicted(PRODUCTS, r).values() for r in (found, SLOWER)), strict=True)]
-    assert max(abs(ratio - 1) for ratio in off) < 0.03
-
-
-@pytest.mark.parametrize(
-    ("call", "request_"),
-    [
-        (ProductCall(8, 16, 24, 2), {"m_major_a": False, "n_major_b": False, "out_bytes": 2}),
-        (ProductCall(8, 16, 24, 2, "TN", out="fp32"), {"m_major_a": True, "n_major_b": True, "out_bytes": 4}),
-        (ProductCall(8, 16, 24, 2, "NN", "gemm_accumulate_"), {"m_major_a": False, "n_major_b": True, "out_bytes": 8}),
-    ],
-    ids=str,
-)
-def test_the_planner_is_asked_for_the_product(call, request_):
-    assert _rates._request(call) == {"m": 8, "n": 16, "k": 24, "batch": 2, **request_}
-
-
-def test_rates_of_the_build_stay_without_a_reason():
-    assert _rates.fitted(predicted(PRODUCTS, {}), 114, 90) == {}
-    assert _rates.fitted(predicted(PRODUCTS[:5], SLOWER), 114, 90) == {}
-    assert _rates.fitted(dict.fromkeys(PRODUCTS, 10.0), 114, 90) == {}
-
-
-def test_the_planner_takes_rates():
-    """With memory that slow k is not split, so sums come out in another order; plans are kept by rates."""
-    a = normal(64, 4096).bfloat16()
-    b = normal(4096, 64, seed=1).bfloat16()
-    host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
-    usual = [host.gemm_rates()[name] for name in profile.RATES]
-    if "emulate" in policy.why_not("cpu", None, gemm_op.built):
-        pytest.skip("the emulator was not built")
-    with ak.backend("emulate"):
-        before = gemm_op(a, b, out_dtype=torch.float32)[0]
-        try:
-            set_gemm_rates(a, 100000.0, 1.0e12, 1.0)
-            changed = gemm_op(a, b, out_dtype=torch.float32)[0]
-        finally:
-            set_gemm_rates(a, *usual)
-        after = gemm_op(a, b, out_dtype=torch.float32)[0]
-    assert torch.equal(before, after)
-    assert not torch.equal(before, changed)
 
 
 def test_the_machine_of_a_profile_is_described_by_public_means(monkeypatch, tmp_path):

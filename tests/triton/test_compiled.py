@@ -11,6 +11,7 @@ from amp_kernels._triton import (
     _tables,
     cast,
     check_and_norm,
+    column_sums,
     cross_entropy_rows,
     dropout,
     embedding_accumulate,
@@ -91,6 +92,10 @@ def cases():
     for arch, dtype, frequency in (*((arch, BF16, False) for arch in ARCHS), (90, F32, True)):
         rules = Rules(2, least={LOAD: 1, STORE: 1}, registers=64)
         yield f"embedding of {dtype}", arch, lambda dtype=dtype, f=frequency: embed(dtype, f), rules
+    for arch, dtype in (*((arch, BF16) for arch in ARCHS), (90, F32)):
+        # A program of 128 threads takes 32 rows of 128 columns at a time: 32 elements a thread.
+        rules = Rules(2, exactly={LOAD: 2 * dtype.itemsize}, registers=80, shared=4096)
+        yield f"column_sums of {dtype}", arch, lambda dtype=dtype: sum_columns(dtype), rules
     smooth = {"label_smoothing": 0.1, "z_loss": 1e-4}
     for arch, dtype, target, options in (
         *((arch, BF16, None, smooth) for arch in ARCHS),
@@ -134,6 +139,10 @@ def embed(dtype, frequency):
     index = torch.zeros(100, dtype=torch.int64)
     table, grad = torch.zeros(4, 768), torch.zeros(100, 768, dtype=dtype)
     embedding_accumulate.embedding_accumulate_(table, grad, index, index, scale_by_frequency=frequency)
+
+
+def sum_columns(dtype):
+    column_sums.column_sums(torch.zeros(100, 768, dtype=dtype))
 
 
 def loss(dtype, target, options):

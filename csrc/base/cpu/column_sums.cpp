@@ -1,4 +1,3 @@
-// Work: reads the matrix once. ATen would first widen a 16-bit one to a copy of twice its size.
 #include "base/cpu/column_sums.h"
 
 namespace ak {
@@ -34,14 +33,6 @@ AK_SIMD_CLONES void add_rows(const fp16* matrix, int64_t rows, int64_t width, fl
 
 void add_rows(const void* matrix, DType dtype, int64_t rows, int64_t width, float* sums) {
   with_narrow_dtype(dtype, [=]<typename T>(T) { add_rows(static_cast<const T*>(matrix), rows, width, sums); });
-}
-
-AK_EXPORT void column_sums(const void* matrix, DType type, int64_t rows, int64_t width, float* sums) {
-  const char* data = static_cast<const char*>(matrix);
-  const int64_t row_bytes = width * bytes_of(type);
-  sum_columns(rows, width, sums, [=](int64_t begin, int64_t end, float* strip) {
-    add_rows(data + begin * row_bytes, type, end - begin, width, strip);
-  });
 }
 
 }  // namespace ak

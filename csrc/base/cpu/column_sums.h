@@ -1,4 +1,4 @@
-// Sums of the columns of a matrix in fp32: the gradient of a bias.
+// Sums of the columns of a matrix in fp32, in the pass that makes the matrix or in one of their own.
 //
 // The cut of the rows into strips depends on their number alone; a strip is summed row by row, then the strips in
 // order: the same bits for any number of threads and every instruction set.
@@ -16,9 +16,6 @@ namespace ak {
 
 // sums[c] += column c of a dense matrix of fp16, bf16 or fp32, [rows, width], row by row.
 void add_rows(const void* matrix, DType dtype, int64_t rows, int64_t width, float* sums);
-
-// sums[c] = column c of such a matrix.
-void column_sums(const void* matrix, DType dtype, int64_t rows, int64_t width, float* sums);
 
 // The sums of a matrix whose rows begin to end are added to the sums of their strip by add(begin, end, sums), which
 // several threads call and which must not throw.

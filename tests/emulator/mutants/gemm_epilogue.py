@@ -118,5 +118,5 @@ MUTANTS = [
     Mutant(ELEMENTS, "warp_sync();", "", "results are summed before they are written", nth=3),
     Mutant(SUMS, "for (int w = 1; w < kSumWarps; w++) sum += of_warp", "for (int w = 2; w < kSumWarps; w++) sum += of_warp", "a warp's sum is left out"),
     Mutant(SUMS, "block_sync();", "", "the warps do not wait for each other"),
-    Mutant(SUMS, "for (; row < rows; row += kSumWarps) sum +=", "for (; false; row += kSumWarps) sum +=", "the last rows are left out"),
+    Mutant(SUMS, "row < rows ? load(sums", "first + (kSumInFlight - 1) * kSumWarps < rows ? load(sums", "the last rows are left out"),
 ]  # fmt: skip

@@ -4,6 +4,7 @@ from . import Mutant
 
 TEST = "test_glue.py"
 GRADIENTS = "gradients/glue.cpp"
+SUMS = "column_sums/glue.cpp"
 ACTIVATION = "activation/glue.cpp"
 OPERAND = "gemm/glue_operand.h"
 GEMM = "gemm/glue.cpp"
@@ -14,6 +15,12 @@ CALL = "base/op_call.h"
 PLAN = "gemm/plan.h"
 
 MUTANTS = [
+    # ---- column_sums
+    Mutant(SUMS, "call.scratch(static_cast<size_t>(shares * p.columns) * 4)", "call.scratch(static_cast<size_t>(shares * p.columns))", "a quarter of the bytes for the shares"),
+    Mutant(SUMS, ".pitch = x.stride(0)", ".pitch = x.size(1)", "rows lie without a gap"),
+    Mutant(SUMS, "x_in.stride(1) == 1", "x_in.stride(0) >= 1", "columns are read as rows"),
+    Mutant(SUMS, "if (p.columns == 0) return sums;", "", "a grid of no columns"),
+    Mutant(SUMS, "dtype_of(x.scalar_type())", "DType::kBFloat16", "every matrix is bf16"),
     # ---- check_and_norm, unscale_, update_scale_
     Mutant(GRADIENTS, "call.counters(1)", "static_cast<uint32_t*>(scratch)", "blocks are counted in memory that nobody zeroed"),
     Mutant(GRADIENTS, "any_empty ? sizeof(float) * refs.size() : 0", "any_empty ? sizeof(float) : 0", "results of empty tensors behind the first stay unwritten"),
@@ -65,7 +72,7 @@ MUTANTS = [
            "operands are never exchanged"),
     Mutant(LAUNCH, "const GemmSm90Config config{plan.tile, plan.splits, plan.swapped};", "const GemmSm90Config config{0, plan.splits, plan.swapped};",
            "always the first tile"),
-    Mutant(PLAN, "const Key key{request, chip.sm_count, chip.capability, chip.sm90, chip.rates};", "const Key key{request, chip.sm_count, 0, chip.sm90, chip.rates};",
+    Mutant(PLAN, "const Key key{request, chip.sm_count, chip.capability,", "const Key key{request, chip.sm_count, 0,",
            "the plan that another GPU was given"),
     Mutant(LAUNCH, "call_.scratch(size.partials * 4)", "call_.scratch(size.partials * 2)", "room for half of the partial sums"),
     Mutant(LAUNCH, "call_.counters(size.counters)", "call_.counters(size.counters / 2)", "half of the counters"),

@@ -212,7 +212,7 @@ MUTANTS = [
     Mutant(BACKWARD, "store_vec(slot + p.columns, of_bias);", "store_vec(slot, of_bias);", "the bias's sums are stored over the weight's"),
     Mutant(BACKWARD, "return std::clamp<int64_t>(shares, 1, rows);", "return shares;", "a share without rows"),
     Mutant(BACKWARD, "shares * strips<kVec>(p.columns)", "shares", "strips are left out"),
-    Mutant(BACKWARD, "column_sums(p.slots, blocks, p.parameters *", "column_sums(p.slots, blocks - 1, p.parameters *", "the last block's sums are left out"),
+    Mutant(BACKWARD, "add_slots(p.slots, blocks, p.parameters *", "add_slots(p.slots, blocks - 1, p.parameters *", "the last block's sums are left out"),
     # ---- rows that the blocks of a cluster share
     Mutant(RING, "begin_ = static_cast<int>(cluster_rank()) * Team::slice(columns);", "begin_ = 0;", "all blocks have the first slice"),
     Mutant(RING, "std::min(Team::slice(columns), columns - begin_)", "Team::slice(columns)", "the last slice goes beyond the row"),

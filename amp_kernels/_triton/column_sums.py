@@ -1,0 +1,45 @@
+"""``column_sums`` in Triton: a program per share of the rows and strip of columns, then one per strip that adds the shares in order."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .._raw.column_sums import check
+from ._gemm_epilogue import column_sums_kernel
+from ._tables import on
+
+BLOCK = (32, 128)  # rows and columns in flight in a program
+PROGRAMS = 1024  # about so many; by the shape alone, so that the order of additions depends on nothing else
+_SLOTS = (64, 64)  # of the shares' sums
+
+
+# Columns and pitch are specialized: multiples of 16 let a thread load 16 bytes.
+@triton.jit(do_not_specialize=["rows", "shares"])
+def shares_kernel(x, slots, rows, columns, pitch, shares, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):
+    share = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0).to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    for first in range(share * BLOCK_ROWS, rows, shares * BLOCK_ROWS):
+        row = first + tl.arange(0, BLOCK_ROWS)
+        mask = (row < rows)[:, None] & (column < columns)[None, :]
+        total += tl.load(x + row[:, None] * pitch + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    tl.store(slots + share * columns + column, tl.sum(total, 0), mask=column < columns)
+
+
+def column_sums(x: torch.Tensor) -> torch.Tensor:
+    check(x)
+    x = x if x.stride(1) == 1 else x.contiguous()
+    rows, columns = x.shape
+    sums = torch.empty(columns, dtype=torch.float32, device=x.device)
+    if columns == 0:
+        return sums
+    strips = triton.cdiv(columns, BLOCK[1])
+    shares = max(1, min(PROGRAMS // strips, triton.cdiv(rows, BLOCK[0])))
+    slots = sums if shares == 1 else torch.empty(shares, columns, dtype=torch.float32, device=x.device)
+    with on(x.device):
+        shares_kernel[(strips, shares)](x, slots, rows, columns, x.stride(0), shares, *BLOCK)
+        if shares > 1:
+            column_sums_kernel[(triton.cdiv(columns, _SLOTS[1]),)](slots, sums, shares, columns, *_SLOTS)
+    return sums
