@@ -89,7 +89,7 @@ inline double under_power(double microseconds, double multiply_adds, const GemmR
   return microseconds * std::cbrt(std::max(1.0, multiply_adds / (microseconds * rates.power)));
 }
 
-inline double multiply_adds(const GemmRequest& r) { return static_cast<double>(r.batch) * r.m * r.n * r.k; }
+inline double multiply_adds_of(const GemmRequest& r) { return static_cast<double>(r.batch) * r.m * r.n * r.k; }
 
 inline bool halves_columns(const GemmRequest& q) { return q.activation == Activation::swiglu && !q.backward; }
 
@@ -250,7 +250,7 @@ inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTi
   if (splits > 1) outside += rounds * (2 * rate.start + t.m * t.n * 4.0 * (splits + 1) / rate.l2);
   const double cycles = sm90_waves(rounds, product, epilogue, t);
   return outside / rate.clock +
-         side_by_side(under_power(cycles / rate.clock, multiply_adds(r), rate),
+         side_by_side(under_power(cycles / rate.clock, multiply_adds_of(r), rate),
                       memory_time(r, rate, swap ? clusters_n : clusters_m, swap ? clusters_m : clusters_n));
 }
 
@@ -293,8 +293,9 @@ inline double sm80_time(const GemmRequest& r, const GemmChip& chip, const Sm80Ti
   if (splits > 1) finish += elements * 4 / kStoreBytes + splits * elements * 4 / kL2Bytes / 2;
   const double cycles = rounds * (kFill + together * (depth * std::max(t.m * t.n / multiply_adds, loads) + finish));
   const double outside = splits > 1 ? 2 * chip.rates.start : 0;
-  return outside / chip.rates.clock + side_by_side(under_power(cycles / chip.rates.clock, multiply_adds(r), chip.rates),
-                                                   memory_time(r, chip.rates, tiles_m, tiles_n));
+  return outside / chip.rates.clock +
+         side_by_side(under_power(cycles / chip.rates.clock, multiply_adds_of(r), chip.rates),
+                      memory_time(r, chip.rates, tiles_m, tiles_n));
 }
 
 }  // namespace detail
