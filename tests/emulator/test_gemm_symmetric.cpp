@@ -89,22 +89,41 @@ std::string product(const Setup& s, Kernel kernel) {
 }
 
 template <class T>
-void check_on_sm90(Cases& cases, const Setup& s, int tile) {
-  if (!gemm_sm90_takes_layout(kGemmTriangles[tile], s.by_columns, s.by_columns)) return;
-  const Kernel kernel{true, tile};
-  cases.check(s.title(kernel), [&] { return product<T>(s, kernel); });
+void check(Cases& cases, const Setup& s) {
+  std::vector<Kernel> kernels;
+  for (int tile = 0; tile < kGemmTriangleCount && (s.gap_c | s.batch_gap) % 8 == 0; tile++) {
+    if (gemm_sm90_takes_layout(kGemmTriangles[tile], s.by_columns, s.by_columns)) kernels.push_back({true, tile});
+  }
+  if (s.n >= 100 && s.n <= 264) kernels.push_back({false, static_cast<int>(GemmSm80Tile::k128x128)});
+  if (s.n <= 136) kernels.push_back({false, static_cast<int>(GemmSm80Tile::k64x64)});
+  for (const Kernel& kernel : kernels) cases.check(s.title(kernel), [&] { return product<T>(s, kernel); });
 }
 
-template <class T>
-void check(Cases& cases, const Setup& s) {
-  for (int tile = 0; tile < kGemmTriangleCount && (s.gap_c | s.batch_gap) % 8 == 0; tile++)
-    check_on_sm90<T>(cases, s, tile);
-  for (const GemmSm80Tile tile : {GemmSm80Tile::k128x128, GemmSm80Tile::k64x64}) {
-    const bool large = tile == GemmSm80Tile::k128x128;
-    if (large ? s.n < 100 || s.n > 264 : s.n > 136) continue;
-    const Kernel kernel{false, static_cast<int>(tile)};
-    cases.check(s.title(kernel), [&] { return product<T>(s, kernel); });
+/// Fractions of many sizes, whose sums round in every step: an element has the same bits in every tile of sm_90.
+std::string same_bits() {
+  constexpr int kN = 328, kK = 200;
+  emu::options().sm_count = 3;
+  Matrix a(kN, kK, 1, 1);
+  emu::Random random{2};
+  for (float& x : a.values) x *= std::ldexp(1.37f, -static_cast<int>(random.below(12)));
+  const Stored<fp16> stored("a", a, false, 0, 0);
+  GemmProblem q{};
+  q.type = DType::kFloat16;
+  q.symmetric = true;
+  q.a = q.b = stored.buffer->data();
+  q.m = q.n = kN, q.k = kK, q.ld_a = q.ld_b = stored.ld;
+  std::vector<std::unique_ptr<Result<fp16>>> results;
+  for (int tile = 0; tile < kGemmTriangleCount; tile++) {
+    results.push_back(std::make_unique<Result<fp16>>("c", q.type, kN, kN, 1, 0, 0, false, NAN));
+    q.c = results.back()->values;
+    const std::string error = message_of(gemm_sm90_symmetric<fp16>(q, tile, nullptr));
+    if (!error.empty()) return error;
+    const std::string other = results.back()->compare("c", [&](int, int row, int column) {
+      return to_float((*results[0]->buffer)[static_cast<size_t>(row * kN + column)]);
+    });
+    if (!other.empty()) return emu::format("tile %d: ", tile) + other;
   }
+  return "";
 }
 
 void sizes(Cases& cases) {
@@ -115,7 +134,8 @@ void sizes(Cases& cases) {
   for (const int k : {1, 63, 65, 200}) check<fp16>(cases, {.n = 136, .k = k});
 }
 
-/// Odd and even numbers of rows of tiles, which the schedule folds in two ways, on fewer and more SMs than tiles.
+/// Odd and even numbers of rows of tiles, which the schedule of sm_80 folds in two ways, and strips of whole and of
+/// partial tiles, on fewer and more SMs than tiles.
 void triangles(Cases& cases) {
   for (const int n : {256, 264, 392, 520, 640}) check<bf16>(cases, {.n = n, .k = 72, .residual = true});
   for (const int sms : {1, 5, 16}) check<fp16>(cases, {.n = 520, .k = 72, .diagonal = -1, .sms = sms});
@@ -167,6 +187,7 @@ int main(int argc, char** argv) {
   ak::test::sizes(cases);
   ak::test::triangles(cases);
   ak::test::batches(cases);
+  cases.check("the same bits in every tile", ak::test::same_bits);
   ak::test::refused(cases);
   return cases.finish();
 }
