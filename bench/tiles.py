@@ -72,7 +72,7 @@ def build(program: Path) -> None:
     sources = [
         HERE / "tiles.cpp",
         *(csrc / "gemm" / "sm90").glob("gemm_bf16*.cu"),
-        csrc / "gemm" / "sm90" / "symmetric.cu",
+        *(csrc / "gemm" / "sm90" / f"{kind}_bf16.cu" for kind in ("chained", "symmetric")),
     ]
     subprocess.run(["nvcc", *options, "-I", csrc, "-o", program, *sources], check=True)
 

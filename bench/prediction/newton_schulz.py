@@ -16,12 +16,9 @@ from .chips import Chip
 
 BASIS = "PREDICTION for {chip}, from the cost model of csrc/gemm/cost.h; the mirrored store has the cycles of an epilogue whose "
 BASIS += "results are stored twice, and no symmetric product has been timed."
-LONE = """A lone matrix of 2,048 or 3,072 misses its goal (1.5 and 1.8): 136 and 300 tiles of 128 x 128 take two and three whole rounds
-on 132 SMs. Narrower tiles are bound by L2: per k step, 64 x 64 loads for 256 cycles and multiplies for 128, 128 x 64 for 384 and 256,
-so that four and three of their rounds are no shorter than two of 512 cycles. Splitting K of the tiles in the last round four ways saves
-13,600 cycles at 2,048 and costs 10,100, 5,000 of them to hand over and the rest for five times 64 KB of partial sums: 1.2. Without any
-split, 132 tiles of 192 x 96 would cover 2,048 in one round (1.6), and 250 of 128 x 160 cover 3,072 in two (1.75); work that divides evenly
-over all SMs would give 1.86 at 3,072. Those tiles do not exist yet: their mirror images need boxes of 32 columns."""
+LONE = """A product that takes few rounds of 132 SMs gets the tile that fills them: 128 x 144 at 2,048 (128 tiles), 256 x 160 at 3,072
+(130), 64 x 80 at 1,024 (115). Tiles of 128 x 128 would take two rounds of 136 tiles at 2,048 and three of 300 at 3,072: 1.15 and 1.57.
+Work that divides evenly over all SMs would give 1.86 at 3,072. A lone 512 leaves SMs idle; the full product has smaller tiles."""
 #: Bytes an element of the pass before, which reads 16 bits twice and writes them once. Muon takes the results where they lie.
 PASSES = 6
 

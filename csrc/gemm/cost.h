@@ -85,10 +85,11 @@ inline double side_by_side(double a, double b) { return std::cbrt(a * a * a + b 
 
 /// `microseconds` at the full clock, stretched by the power limit. Power grows with the cube of the clock, because
 /// voltage follows it, so the clock falls with the cube root of the excess.
-inline double under_power(double microseconds, const GemmRequest& r, const GemmRates& rates) {
-  const double multiply_adds = static_cast<double>(r.batch) * r.m * r.n * r.k;
+inline double under_power(double microseconds, double multiply_adds, const GemmRates& rates) {
   return microseconds * std::cbrt(std::max(1.0, multiply_adds / (microseconds * rates.power)));
 }
+
+inline double multiply_adds_of(const GemmRequest& r) { return static_cast<double>(r.batch) * r.m * r.n * r.k; }
 
 inline bool halves_columns(const GemmRequest& q) { return q.activation == Activation::swiglu && !q.backward; }
 
@@ -206,6 +207,24 @@ inline double add_phases_time(const GemmRequest& r, const GemmRates& rates) {
   return rates.start / rates.clock + bytes / rates.dram;
 }
 
+/// Cycles of a k step of gemm_sm90.
+inline double sm90_step(const GemmTile& t, const GemmRates& rate) {
+  const double wgmma = 4 * (t.m / 64) * std::max(t.n / 2.0, 16 + t.n / 4.0);
+  const double loads = (t.m + t.n) * 128 / rate.l2;  // out of bounds TMA writes zeros at the same rate
+  return std::max(wgmma, loads) + t.consumers * rate.hand_over;
+}
+/// Cycles in which the consumers of a tile work on `sums` accumulators between two main loops. The warps of a
+/// scheduler, one per group of four, fill each other's idle cycles.
+inline double sm90_between(const Sm90Epilogue& warp, double sums, const GemmTile& t) {
+  const double groups = t.pingpong ? 1 : t.consumers, of_warp = sums / 128 / groups;
+  const double alone = warp.lone_cycles(of_warp) * (t.pingpong ? kBesideProducts : 1);
+  return std::max(alone, groups * warp.instructions.of(of_warp) / kIssue);
+}
+/// Cycles of waves of tiles.
+inline double sm90_waves(double rounds, double product, double epilogue, const GemmTile& t) {
+  return t.pingpong ? rounds * std::max(product, (product + epilogue) / 2) + epilogue : rounds * (product + epilogue);
+}
+
 /// Microseconds of a product with a tile of gemm_sm90; kNever if it is not worth considering.
 inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTile& t, int splits, bool swap) {
   const GemmRates& rate = chip.rates;
@@ -217,51 +236,37 @@ inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTi
   const double works = r.batch * clusters_m * clusters_n * splits;
   const double rounds = whole(works, std::max(1.0, std::floor(chip.sm_count / cluster)));
   if (splits > 1 && works > 2 * splits * chip.sm_count / cluster) return kNever;  // whole tiles already fill the chip
-  const double steps = whole(whole(r.k, 64), splits);
-
-  const double groups = t.pingpong ? 1 : t.consumers;  // of four warps, one per warp scheduler
-  const double wgmma = 4 * (t.m / 64) * std::max(t.n / 2.0, 16 + t.n / 4.0);
-  const double loads = (t.m + t.n) * 128 / rate.l2;  // out of bounds TMA writes zeros at the same rate
-  const double product = steps * (std::max(wgmma, loads) + t.consumers * rate.hand_over);
+  const double product = whole(whole(r.k, 64), splits) * sm90_step(t, rate);
 
   const Sm90Finish finish = sm90_finish(r, t, swap);
   const double sums = finish >= Sm90Finish::kTma  // only these skip columns out of bounds
                           ? std::min<double>(t.m, m) * std::min(tile_columns, columns) * (halved ? 2 : 1)
                           : t.m * t.n;
-  const Sm90Epilogue warp = sm90_epilogue(r, finish, t);
-  const double of_warp = sums / 128 / groups;
-  const double alone = warp.lone_cycles(of_warp) * (t.pingpong ? kBesideProducts : 1);
-  // The warps of a scheduler, one per group, fill each other's idle cycles.
   const double epilogue = rate.turn + (finish == Sm90Finish::kPlain ? 0 : kOperand) +
-                          std::max(alone, groups * warp.instructions.of(of_warp) / kIssue) +
+                          sm90_between(sm90_epilogue(r, finish, t), sums, t) +
                           (r.chained ? kOperand + t.m * t.n * 4.0 / rate.l2 : 0);
-  const double busy = t.pingpong ? std::max(product, (product + epilogue) / 2) : product + epilogue;
   double outside = rate.start;
   // Parts are written to memory, and the last to arrive reads them.
   if (splits > 1) outside += rounds * (2 * rate.start + t.m * t.n * 4.0 * (splits + 1) / rate.l2);
-  const double cycles = rounds * busy + (t.pingpong ? epilogue : 0);
+  const double cycles = sm90_waves(rounds, product, epilogue, t);
   return outside / rate.clock +
-         side_by_side(under_power(cycles / rate.clock, r, rate),
+         side_by_side(under_power(cycles / rate.clock, multiply_adds_of(r), rate),
                       memory_time(r, rate, swap ? clusters_n : clusters_m, swap ? clusters_m : clusters_n));
 }
 
-/// Microseconds of a symmetric product with gemm_sm90: a consumer's warp stores its tile of sums twice.
-inline double symmetric_sm90_time(const GemmRequest& r, const GemmChip& chip) {
-  constexpr double kTile = kGemmSm90Triangle, kSums = kTile * kTile / 128 / 4;  // per thread of a warp
+/// Microseconds of a symmetric product with a tile of gemm_sm90: a consumer's warp stores its sums twice.
+inline double symmetric_sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTile& t) {
   constexpr Sm90Epilogue kStore{{100, 3.0}, {500, 4.0}};
   const GemmRates& rate = chip.rates;
-  const double tiles = whole(r.n, kTile), works = r.batch * tiles * (tiles + 1) / 2;
-  const double rounds = whole(works, chip.sm_count);
-  const double product = whole(r.k, 64) * (std::max(4 * kTile, 2 * kTile * 128 / rate.l2) + 2 * rate.hand_over);
-  const double epilogue =
-      rate.turn + (r.side_bytes ? 4 * kOperand : 0) + kBesideProducts * kStore.lone_cycles(4 * kSums);
-  const double cycles = rounds * std::max(product, (product + epilogue) / 2) + epilogue;
-  GemmRequest half = r;  // of the multiply-adds
-  half.m = static_cast<int>(r.m * (tiles + 1) / (2 * tiles));
+  const double rounds = whole(r.batch * static_cast<double>(gemm_sm90_triangle_tiles(t, r.n)), chip.sm_count);
+  const double product = whole(r.k, 64) * sm90_step(t, rate);
+  const double epilogue = rate.turn + (r.side_bytes ? 4 * kOperand : 0) + sm90_between(kStore, t.m * t.n, t);
+  const double cycles = sm90_waves(rounds, product, epilogue, t);
+  const double computed = r.batch * (r.n + std::min<double>(t.m, r.n)) / 2 * r.n * r.k;  // below the strips' right ends
   const double bytes =
       2.0 * r.n * r.k * (1 + rate.crossing) + static_cast<double>(r.n) * r.n * (2 + r.side_bytes / 2.0);
   return rate.start / rate.clock +
-         side_by_side(under_power(cycles / rate.clock, half, rate), r.batch * bytes / rate.dram);
+         side_by_side(under_power(cycles / rate.clock, computed, rate), r.batch * bytes / rate.dram);
 }
 
 struct Sm80TileCost {
@@ -288,8 +293,9 @@ inline double sm80_time(const GemmRequest& r, const GemmChip& chip, const Sm80Ti
   if (splits > 1) finish += elements * 4 / kStoreBytes + splits * elements * 4 / kL2Bytes / 2;
   const double cycles = rounds * (kFill + together * (depth * std::max(t.m * t.n / multiply_adds, loads) + finish));
   const double outside = splits > 1 ? 2 * chip.rates.start : 0;
-  return outside / chip.rates.clock + side_by_side(under_power(cycles / chip.rates.clock, r, chip.rates),
-                                                   memory_time(r, chip.rates, tiles_m, tiles_n));
+  return outside / chip.rates.clock +
+         side_by_side(under_power(cycles / chip.rates.clock, multiply_adds_of(r), chip.rates),
+                      memory_time(r, chip.rates, tiles_m, tiles_n));
 }
 
 }  // namespace detail

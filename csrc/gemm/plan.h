@@ -36,7 +36,7 @@ struct GemmKey {
 
 struct GemmPlan {
   GemmKernel kernel = GemmKernel::kNone;
-  int tile = 0;  ///< index in the kernel's table
+  int tile = 0;  ///< index in the kernel's table; of a symmetric product on sm_90, in kGemmTriangles
   int splits = 1;
   bool swapped = false;
   bool repacked = false;    ///< run gemm_repack first, for operands that gemm_sm90 cannot read
@@ -65,13 +65,18 @@ inline bool sm90_takes(const GemmRequest& r, const GemmTile& t, bool swap) {
   return !halves_columns(r) || (t.n % 128 == 0 && !(n_major_b && r.n % 16 != 0));
 }
 
-/// A symmetric product has one tile on sm_90 and two on sm_80. K is not split.
+/// Of a symmetric product K is not split. Its bits are those of any tile, so the tile may suit the batch.
 inline GemmPlan plan_symmetric(const GemmRequest& r, const GemmChip& chip) {
-  if (chip.sm90 && chip.capability == 90) {
-    const double time = repack_time(r, chip.rates) + symmetric_sm90_time(r, chip);
-    return {.kernel = GemmKernel::kSm90, .repacked = !r.tma_operands(), .microseconds = time};
-  }
   GemmPlan best;
+  if (chip.sm90 && chip.capability == 90) {
+    best = {.kernel = GemmKernel::kSm90, .repacked = !r.tma_operands(), .microseconds = kNever};
+    for (int i = 0; i < kGemmTriangleCount; i++) {
+      if (!gemm_sm90_takes_layout(kGemmTriangles[i], r.m_major_a, r.n_major_b)) continue;
+      const double time = repack_time(r, chip.rates) + symmetric_sm90_time(r, chip, kGemmTriangles[i]);
+      if (time < best.microseconds) best.tile = i, best.microseconds = time;
+    }
+    return best;
+  }
   if (!chip.sm80 || chip.capability < 80) return best;
   best = {.kernel = GemmKernel::kSm80, .microseconds = kNever};
   for (GemmSm80Tile tile : {GemmSm80Tile::k128x128, GemmSm80Tile::k64x64}) {

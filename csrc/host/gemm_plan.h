@@ -96,24 +96,32 @@ inline pybind11::dict dict_of(const GemmPlan& plan) {
                         "in_phases"_a = plan.phases.count > 0, "microseconds"_a = plan.microseconds);
 }
 
+inline pybind11::dict dict_of(const GemmTile& t) {
+  using namespace pybind11::literals;
+  return pybind11::dict("m"_a = t.m, "n"_a = t.n, "cluster_m"_a = t.cluster_m, "cluster_n"_a = t.cluster_n,
+                        "consumers"_a = t.consumers, "pingpong"_a = t.pingpong);
+}
+
 inline void bind_gemm_plan(pybind11::module_& m) {
   using namespace pybind11::literals;
   m.def(
       "gemm_candidates",
       [] {
-        pybind11::list sm90, sm80;
+        pybind11::list sm90, triangles, sm80;
         for (const GemmTile& t : kGemmTiles) {
-          sm90.append(pybind11::dict("m"_a = t.m, "n"_a = t.n, "cluster_m"_a = t.cluster_m, "cluster_n"_a = t.cluster_n,
-                                     "consumers"_a = t.consumers, "pingpong"_a = t.pingpong,
-                                     "takes_epilogue"_a = gemm_sm90_takes_epilogue(t)));
+          sm90.append(dict_of(t));
+          sm90[sm90.size() - 1]["takes_epilogue"] = gemm_sm90_takes_epilogue(t);
         }
+        for (const GemmTile& t : kGemmTriangles) triangles.append(dict_of(t));
         for (GemmSm80Tile t : kGemmSm80Tiles) {
           const detail::Sm80TileCost& size = detail::kSm80Tiles[static_cast<int>(t)];
           sm80.append(pybind11::dict("m"_a = size.m, "n"_a = size.n));
         }
-        return pybind11::dict("sm90"_a = sm90, "sm80"_a = sm80);
+        return pybind11::dict("sm90"_a = sm90, "triangles"_a = triangles, "sm80"_a = sm80);
       },
-      "The tiles of the two GEMM kernels, in the order that plan_gemm's `tile` counts.");
+      "The tiles of the two GEMM kernels, in the order that plan_gemm's `tile` counts: `triangles` are those of sm90 "
+      "for "
+      "symmetric products.");
   m.def(
       "gemm_rates",
       [] {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,22 +16,29 @@ from .listing import parse
 from .main_loop import faults
 
 CSRC = Path(__file__).parents[2] / "csrc"
-BOXES, BLOCKS = 4, 4  # of 64 x 64 a consumer, of 16 columns a box
+TILE = re.compile(r"TileILi(\d+)ELi(\d+)ELi\d+ELi1ELi(\d)ELb(\d)E")  # rows, columns, consumers, pingpong
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: there is no machine code to read")
-def test_every_instance(tmp_path):
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_every_instance(tmp_path, dtype):
     cubin = tmp_path / "symmetric.cubin"
     options = ["-std=c++20", "--fmad=false", "--expt-relaxed-constexpr", "-gencode=arch=compute_90a,code=sm_90a"]
-    command = ["nvcc", *options, "-I", CSRC, "-cubin", "-o", cubin, CSRC / "gemm/sm90/symmetric.cu"]
+    source = CSRC / f"gemm/sm90/symmetric_{dtype}.cu"
+    command = ["nvcc", *options, "-I", CSRC, "-cubin", "-o", cubin, source]
     subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
     kernels = parse(cuobjdump("-sass", cubin))
-    assert len(kernels) == 4  # two dtypes, two layouts
-    for code in kernels.values():
+    assert len(kernels) == 6 + 2  # every tile with k-major operands, two with the other layout
+    for name, code in kernels.items():
+        rows, columns, consumers, pingpong = map(int, TILE.search(name).groups())
+        slices = rows // (1 if pingpong else consumers) // 64
+        boxes = slices * (columns // 64 + columns % 64 // 16)
         instructions = list(code.values())
-        assert not faults(instructions, 128, 2)
+        assert not faults(instructions, columns, slices)
         names = [".".join((instruction.name, *instruction.modifiers)) for instruction in instructions]
-        # A box is staged twice, by one store of four 8 x 8 blocks for each 16 columns, and nothing is spilled.
-        assert names.count("STSM.16.M88.4") == names.count("STSM.16.MT88.4") == BOXES * BLOCKS
-        assert sum(name.startswith("UTMASTG") for name in names) == 2 * BOXES
+        # A box is staged twice, by one store of four 8 x 8 blocks for each 16 columns, and nothing is spilled. Across the
+        # diagonal the threads store it.
+        assert names.count("STSM.16.M88.4") == names.count("STSM.16.MT88.4") == slices * columns // 16
+        assert sum(name.startswith("UTMASTG") for name in names) == 2 * boxes
+        assert names.count("STG.E.128") == 2 * boxes
         assert not any(name.startswith(("STL", "LDL")) for name in names)

@@ -5,14 +5,20 @@
 #include <cmath>
 
 #include "gemm/sm80/gemm.cu"
-#include "gemm/sm90/symmetric.cu"
+#include "gemm/sm90/symmetric.cuh"
 #include "harness.h"
 #include "matrices.h"
 
 namespace ak::test {
 namespace {
 
-enum class Kernel { kSm90, kSm80, kSm80Small };
+struct Kernel {
+  bool sm90;
+  int tile;  // in kGemmTriangles or of GemmSm80Tile
+
+  int rows() const { return sm90 ? kGemmTriangles[tile].m : tile == static_cast<int>(GemmSm80Tile::k64x64) ? 64 : 128; }
+  int columns() const { return sm90 ? kGemmTriangles[tile].n : rows(); }
+};
 
 struct Setup {
   int n, k;
@@ -25,10 +31,9 @@ struct Setup {
   int sms = 2;
 
   std::string title(Kernel kernel) const {
-    constexpr const char* kNames[] = {"sm90", "sm80", "sm80, small tiles"};
-    return emu::format("%s: %d x (%d x %d)%s, C +%d, alpha %g, diagonal %g%s, %d SMs", kNames[static_cast<int>(kernel)],
-                       batch, n, k, by_columns ? " by columns" : "", gap_c, alpha, diagonal,
-                       residual ? ", residual" : "", sms);
+    return emu::format("sm%d, %d x %d: %d x (%d x %d)%s, C +%d, alpha %g, diagonal %g%s, %d SMs", kernel.sm90 ? 90 : 80,
+                       kernel.rows(), kernel.columns(), batch, n, k, by_columns ? " by columns" : "", gap_c, alpha,
+                       diagonal, residual ? ", residual" : "", sms);
   }
 };
 
@@ -54,7 +59,7 @@ std::string product(const Setup& s, Kernel kernel) {
     }
   }
   // TMA may leave anything between n and the next multiple of 8: those columns count as C's.
-  const int beyond = up_to(8, s.n), columns = s.n + (kernel == Kernel::kSm90 ? beyond : 0);
+  const int beyond = up_to(8, s.n), columns = s.n + (kernel.sm90 ? beyond : 0);
   const Result<T> c("c", kInput, s.n, columns, s.batch, s.gap_c + s.n + beyond - columns, 0, false, NAN, s.batch_gap);
   GemmProblem q{};
   q.type = kInput;
@@ -68,9 +73,8 @@ std::string product(const Setup& s, Kernel kernel) {
   q.epilogue.alpha = s.alpha, q.epilogue.beta = -2.0f, q.epilogue.diagonal = s.diagonal;
   if (s.residual) q.epilogue.residual = stored_residual.as_values(kInput);
   const auto run = [&] {
-    if (kernel == Kernel::kSm90) return gemm_sm90_symmetric<T>(q, nullptr);
-    const GemmSm80Tile tile = kernel == Kernel::kSm80 ? GemmSm80Tile::k128x128 : GemmSm80Tile::k64x64;
-    return gemm_sm80<T>(q, {tile}, {}, nullptr);
+    if (kernel.sm90) return gemm_sm90_symmetric<T>(q, kernel.tile, nullptr);
+    return gemm_sm80<T>(q, {static_cast<GemmSm80Tile>(kernel.tile)}, {}, nullptr);
   };
   const std::string error = message_of(run());
   if (!error.empty()) return error;
@@ -86,12 +90,40 @@ std::string product(const Setup& s, Kernel kernel) {
 
 template <class T>
 void check(Cases& cases, const Setup& s) {
-  for (const Kernel kernel : {Kernel::kSm90, Kernel::kSm80, Kernel::kSm80Small}) {
-    if (kernel == Kernel::kSm90 && (s.gap_c | s.batch_gap) % 8 != 0) continue;
-    if (kernel == Kernel::kSm80 && (s.n < 100 || s.n > 264)) continue;
-    if (kernel == Kernel::kSm80Small && s.n > 136) continue;
-    cases.check(s.title(kernel), [&] { return product<T>(s, kernel); });
+  std::vector<Kernel> kernels;
+  for (int tile = 0; tile < kGemmTriangleCount && (s.gap_c | s.batch_gap) % 8 == 0; tile++) {
+    if (gemm_sm90_takes_layout(kGemmTriangles[tile], s.by_columns, s.by_columns)) kernels.push_back({true, tile});
   }
+  if (s.n >= 100 && s.n <= 264) kernels.push_back({false, static_cast<int>(GemmSm80Tile::k128x128)});
+  if (s.n <= 136) kernels.push_back({false, static_cast<int>(GemmSm80Tile::k64x64)});
+  for (const Kernel& kernel : kernels) cases.check(s.title(kernel), [&] { return product<T>(s, kernel); });
+}
+
+/// Fractions of many sizes, whose sums round in every step: an element has the same bits in every tile of sm_90.
+std::string same_bits() {
+  constexpr int kN = 328, kK = 200;
+  emu::options().sm_count = 3;
+  Matrix a(kN, kK, 1, 1);
+  emu::Random random{2};
+  for (float& x : a.values) x *= std::ldexp(1.37f, -static_cast<int>(random.below(12)));
+  const Stored<fp16> stored("a", a, false, 0, 0);
+  GemmProblem q{};
+  q.type = DType::kFloat16;
+  q.symmetric = true;
+  q.a = q.b = stored.buffer->data();
+  q.m = q.n = kN, q.k = kK, q.ld_a = q.ld_b = stored.ld;
+  std::vector<std::unique_ptr<Result<fp16>>> results;
+  for (int tile = 0; tile < kGemmTriangleCount; tile++) {
+    results.push_back(std::make_unique<Result<fp16>>("c", q.type, kN, kN, 1, 0, 0, false, NAN));
+    q.c = results.back()->values;
+    const std::string error = message_of(gemm_sm90_symmetric<fp16>(q, tile, nullptr));
+    if (!error.empty()) return error;
+    const std::string other = results.back()->compare("c", [&](int, int row, int column) {
+      return to_float((*results[0]->buffer)[static_cast<size_t>(row * kN + column)]);
+    });
+    if (!other.empty()) return emu::format("tile %d: ", tile) + other;
+  }
+  return "";
 }
 
 void sizes(Cases& cases) {
@@ -102,7 +134,8 @@ void sizes(Cases& cases) {
   for (const int k : {1, 63, 65, 200}) check<fp16>(cases, {.n = 136, .k = k});
 }
 
-/// Odd and even numbers of rows of tiles, which the schedule folds in two ways, on fewer and more SMs than tiles.
+/// Odd and even numbers of rows of tiles, which the schedule of sm_80 folds in two ways, and strips of whole and of
+/// partial tiles, on fewer and more SMs than tiles.
 void triangles(Cases& cases) {
   for (const int n : {256, 264, 392, 520, 640}) check<bf16>(cases, {.n = n, .k = 72, .residual = true});
   for (const int sms : {1, 5, 16}) check<fp16>(cases, {.n = 520, .k = 72, .diagonal = -1, .sms = sms});
@@ -118,7 +151,7 @@ void batches(Cases& cases) {
 }
 
 void refused(Cases& cases) {
-  const auto refuses = [&](const char* what, auto change) {
+  const auto refuses = [&](const char* what, auto change, int tile = 0) {
     cases.check(what, [&]() -> std::string {
       alignas(16) static uint16_t memory[8];
       GemmProblem q{};
@@ -128,7 +161,7 @@ void refused(Cases& cases) {
       q.c = {memory, DType::kBFloat16, 8, 1, 8};
       q.m = q.n = 1, q.k = 8, q.batch = 1, q.ld_a = q.ld_b = 8;
       change(q, memory);
-      return gemm_sm90_symmetric<bf16>(q, nullptr).ok() ? "ran" : "";
+      return gemm_sm90_symmetric<bf16>(q, tile, nullptr).ok() ? "ran" : "";
     });
   };
   refuses("m and n differ", [](GemmProblem& q, uint16_t*) { q.m = 2; });
@@ -138,6 +171,11 @@ void refused(Cases& cases) {
   refuses("an fp32 C", [](GemmProblem& q, uint16_t*) { q.c.type = DType::kFloat32; });
   refuses("an odd residual",
           [](GemmProblem& q, uint16_t* p) { q.epilogue.residual = {p + 1, DType::kBFloat16, 8, 1, 8}; });
+  const auto nothing = [](GemmProblem&, uint16_t*) {};
+  refuses("a tile before the first", nothing, -1);
+  refuses("a tile behind the last", nothing, kGemmTriangleCount);
+  const auto by_columns = [](GemmProblem& q, uint16_t*) { q.m_major_a = q.n_major_b = true; };
+  refuses("columns in boxes of 64 for a tile of 80", by_columns, kGemmTriangleCount - 1);
   refuses("a bias", [](GemmProblem& q, uint16_t* p) { q.epilogue.bias = {p, DType::kBFloat16, 0, 1, 0}; });
 }
 
@@ -149,6 +187,7 @@ int main(int argc, char** argv) {
   ak::test::sizes(cases);
   ak::test::triangles(cases);
   ak::test::batches(cases);
+  cases.check("the same bits in every tile", ak::test::same_bits);
   ak::test::refused(cases);
   return cases.finish();
 }

@@ -158,3 +158,9 @@ CASES = [
     *(GemmCase(kind, 264, 400, k, *layout) for kind in KINDS for k in (200, 1096) for layout in LAYOUTS),
     *(GemmCase(kind, 131, 262, k, *layout) for kind in KINDS for k in (201, 1097) for layout in LAYOUTS[::3]),
 ]
+
+# Symmetric products, batch x n x n with k = 72, that together take every tile; and whether the operands lie by columns.
+SYMMETRIC = [
+    *((batch, n, False) for batch, n in ((1, 72), (13, 264), (9, 392), (9, 520), (9, 648), (13, 1032))),
+    *((batch, n, True) for batch, n in ((1, 136), (9, 392))),
+]

@@ -8,12 +8,14 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._raw.gemm import gemm, gemm_accumulate_, gemm_dact, gemm_op
+from amp_kernels._raw.syrk import mirrored
+from amp_kernels._raw.syrk import op as syrk
 from amp_kernels.testing.bounds import assert_within, reference_and_bound
 from amp_kernels.testing.generators import HALF_DTYPES
 from amp_kernels.testing.poison import assert_only_written, embed, poisoned_allocations
 
 from . import launches
-from .gemm_cases import CASES, GemmCase
+from .gemm_cases import CASES, SYMMETRIC, GemmCase
 
 pytestmark = pytest.mark.gpu
 
@@ -74,6 +76,19 @@ def check(case: GemmCase, a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor)
         assert torch.equal(results[1], (exact + bias).to(a.dtype))
         bound = reference_and_bound(a, b, bias, activation=case.kind, out_dtype=a.dtype)
         assert_within(results[0], *bound)
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize(("batch", "n", "by_columns"), SYMMETRIC)
+def test_symmetric_products_in_every_tile(batch, n, by_columns, dtype):
+    """A and B differ, so every element says which triangle it was computed in."""
+    a, b, c = (integers(batch, n, columns, dtype=dtype) for columns in (72, 72, n))
+    b = b.flip(1)
+    expected = a.double() @ b.double().mT * 0.5 - 2 * c.double() + 3 * torch.eye(n, device=DEVICE).double()
+    a, b = (embed(x, transposed=by_columns, offset=0, pad=8)[0] for x in (a, b))
+    with poisoned_allocations():
+        out = syrk(a, b, c, alpha=0.5, beta=-2.0, diagonal=3.0)
+    assert torch.equal(out, mirrored(expected).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES)

@@ -129,21 +129,35 @@ def test_operands_of_the_epilogue_are_prefetched(kind, seeds):
         check_prefetched(product, beside)
 
 
-@pytest.mark.parametrize(("chip", "by_columns"), [(90, False), (90, True), (80, False)])
-def test_symmetric_products(chip, by_columns, seeds):
-    """Three tiles of 128, or six of 64; the operands differ, so every element says which triangle it was computed in."""
+@pytest.mark.parametrize(
+    ("chip", "tile", "n", "batch", "sm_count", "by_columns"),
+    [
+        (90, (128, 128), 200, 2, 1, False),
+        (90, (256, 160), 200, 1, 1, False),
+        (90, (128, 208), 392, 1, 4, False),
+        (90, (128, 144), 136, 1, 3, False),
+        (90, (64, 128), 136, 1, 4, False),
+        (90, (64, 80), 72, 1, 4, False),
+        (90, (128, 128), 136, 2, 2, True),
+        (90, (64, 128), 136, 2, 4, True),
+        (80, (64, 64), 136, 2, 2, False),
+    ],
+)
+def test_symmetric_products(chip, tile, n, batch, sm_count, by_columns, seeds):
+    """In every tile; the operands differ, so every element says which triangle it was computed in."""
     syrk = REGISTRY["syrk"]
     generator = torch.Generator().manual_seed(chip)
-    a, b = (torch.randint(-2, 3, (2, 72, 136), generator=generator).half() for _ in range(2))
+    a, b = (torch.randint(-2, 3, (batch, 72, n), generator=generator).half() for _ in range(2))
     a, b = (t if by_columns else t.mT.contiguous().mT for t in (a.mT, b.mT))
-    c = torch.randint(-2, 3, (2, 136, 136), generator=generator).half()
+    c = torch.randint(-2, 3, (batch, n, n), generator=generator).half()
     options = {"alpha": 0.5, "beta": -2.0, "diagonal": 3.0}
     with ak.backend("cpu"):
         want = syrk(a, b, c, **options)
     for seed in seeds:
-        it = set_chip(chip, 2)
+        it = set_chip(chip, sm_count)
         it.seed = seed
         it.launched.clear()
         got = syrk(a.cuda(), b.cuda(), c.cuda(), **options).cpu()
-        assert any(f"gemm_sm{chip}_kernel" in name for name in it.launched)
+        kernel = f"gemm_sm{chip}_kernel"
+        assert any(kernel in name and "ILi{}ELi{}E".format(*tile) in name for name in it.launched)
         assert torch.equal(got, want)

@@ -276,3 +276,58 @@ def test_the_gpu_tests_take_tiles_beside_c():
         for kind, layout in itertools.product(gemm_cases.KINDS, LAYOUTS):
             case = gemm_cases.GemmCase(kind, m, n - n % 2 if kind == "swiglu" else n, k, *layout)
             assert edges_of_c(case) <= covered, case
+
+
+TRIANGLES = CANDIDATES["triangles"]
+
+
+@pytest.mark.parametrize("tile", TRIANGLES, ids=lambda t: f"{t['m']}x{t['n']}")
+def test_every_tile_of_a_symmetric_product_fits_the_hardware(tile):
+    rows = tile["m"] if tile["pingpong"] else tile["m"] // tile["consumers"]
+    assert rows % 64 == 0
+    assert tile["n"] % 16 == 0
+    assert shared_bytes({**tile, "n": 64}, 0, False) + 3 * (tile["m"] + tile["n"]) * 128 <= SHARED_LIMIT
+    assert rows * tile["n"] // 128 + 64 <= {1: 255, 2: 240}[tile["consumers"]], "no room for the epilogue"
+
+
+def tiles_of_triangle(tile: dict, n: int) -> int:
+    """Tiles with an element on or below the diagonal, by counting; the last rows of tiles may lie out of bounds."""
+    origins = itertools.product(range(0, n, tile["m"]), range(0, n + tile["m"], tile["n"]))
+    return sum(column < row + tile["m"] for row, column in origins)
+
+
+def symmetric_plan(n: int, k: int, batch: int = 1, by_columns: bool = False) -> dict:
+    lies = {"m_major_a": by_columns, "n_major_b": by_columns}
+    return _host.plan_gemm(n, n, k, batch=batch, symmetric=True, **lies)
+
+
+def test_lone_symmetric_products_fill_whole_rounds_of_the_chip():
+    """Against the full product, by the model: 1.5 at 2,048, where 136 tiles of 128 x 128 need two rounds; 1.8 from 3,072 on."""
+    for n, tiles, gain in (
+        (1024, 132, 1.15),
+        (2048, 132, 1.5),
+        (3072, 132, 1.8),
+        (3584, 2 * 132, 1.8),
+        (4096, 4 * 132, 1.9),
+    ):
+        plan = symmetric_plan(n, n)
+        assert tiles_of_triangle(TRIANGLES[plan["tile"]], n) <= tiles, n
+        assert _host.plan_gemm(n, n, n)["microseconds"] >= gain * plan["microseconds"], n
+
+
+def test_batches_of_symmetric_products_overlap_their_stores():
+    for n in (768, 1024, 2048, 3072, 4096):
+        assert TRIANGLES[symmetric_plan(n, n, batch=12)["tile"]]["pingpong"], n
+
+
+def test_symmetric_products_by_columns_take_boxes_of_64():
+    for batch, n, k in itertools.product((1, 12), (72, 1024, 2048, 3072), (72, 4096)):
+        assert TRIANGLES[symmetric_plan(n, k, batch, by_columns=True)["tile"]]["n"] % 64 == 0
+
+
+def test_the_gpu_tests_take_every_tile_of_symmetric_products():
+    taken = {(symmetric_plan(n, 72, batch, by)["tile"], by) for batch, n, by in gemm_cases.SYMMETRIC}
+    assert {tile for tile, by_columns in taken if not by_columns} == set(range(len(TRIANGLES)))
+    assert {tile for tile, by_columns in taken if by_columns} == {
+        i for i, t in enumerate(TRIANGLES) if t["n"] % 64 == 0
+    }

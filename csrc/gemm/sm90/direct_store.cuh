@@ -115,8 +115,11 @@ AK_DEVICE void store_rounded(uint32_t at, const float* v) {
   stmatrix_x4(at, r);
 }
 
-/// Byte offset of 16-byte chunk `chunk` of row `row` in a box with rows of 128 swizzled bytes.
-AK_DEVICE uint32_t box_offset(int row, int chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
+/// Byte offset of 16-byte chunk `chunk` of row `row` in a box with rows of 128 swizzled bytes, or if kNarrow 32.
+template <bool kNarrow = false>
+AK_DEVICE uint32_t box_offset(int row, int chunk) {
+  return kNarrow ? row * 32 + ((chunk ^ (row / 4 & 1)) << 4) : row * 128 + ((chunk ^ (row & 7)) << 4);
+}
 
 // ---- a thread's values of 16 columns of a box, in the layout of the accumulators: rows lane / 4 and 8 + lane / 4 of
 // the warp's 16, columns 2 (lane % 4) and the next of every 8. Value 4 b + 2 h + i lies in the b-th 8 columns, row h,
@@ -127,7 +130,7 @@ template <bool kFloat, bool kNarrow>
 AK_DEVICE uint32_t lane_address(uint32_t box, int warp, int lane) {
   if (kFloat) return box + box_offset(warp * 16 + lane / 4, lane % 4 / 2) + lane % 2 * 8;
   const int row = warp * 16 + lane % 16, chunk = lane / 16;
-  return box + (kNarrow ? row * 32 + ((chunk ^ (row / 4 & 1)) << 4) : box_offset(row, chunk));
+  return box + box_offset<kNarrow>(row, chunk);
 }
 /// Moves that address by `column` columns, a multiple of 16.
 template <bool kFloat, bool kNarrow>

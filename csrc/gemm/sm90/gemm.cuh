@@ -277,7 +277,8 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
       // Out of bounds; another consumer or the cluster peer still needs this tile's stages.
       if (row >= end_of_rows<Tile>(args, work) || work.n >= args.columns) continue;
       if constexpr (Tile::kTriangular) {
-        store_mirrored<T, Tile>(acc, &map_c, p.staging_of(consumer), consumer, row, work, args);
+        const MirroredMaps maps{&map_c, &map_z, &map_aux};
+        store_mirrored<T, Tile>(acc, maps, p.staging_of(consumer), consumer, row, work, args);
         continue;
       }
       const auto request_slots = [&] {
@@ -513,7 +514,7 @@ Status run(const GemmProblem& problem, const GemmSm90Config& config, const GemmS
 
 template <class T>
 Status gemm_sm90(const GemmProblem& problem, const GemmSm90Config& config, const GemmScratch& scratch, Stream stream) {
-  if (problem.symmetric) return gemm_sm90_symmetric<T>(problem, stream);
+  if (problem.symmetric) return gemm_sm90_symmetric<T>(problem, config.tile, stream);
   if (is_chained(problem)) return gemm_sm90_chained<T>(problem, config, stream);
   return gemm::run<T, 0, kGemmTileCount>(problem, config, scratch, stream);
 }

@@ -119,7 +119,7 @@ inline bool gemm_sm90_tma_epilogue(const GemmProblem& q) {
 }
 
 struct GemmSm90Config {
-  int tile = 0;          ///< index in kGemmTiles
+  int tile = 0;          ///< index in kGemmTiles, or of a symmetric product in kGemmTriangles
   int splits = 1;        ///< parts of k that run in parallel, for few tiles and long k
   bool swapped = false;  ///< computes C^T = B^T A^T, for few rows: n runs along the tile's rows
 };
@@ -196,14 +196,33 @@ inline const char* gemm_sm90_refuses(const GemmProblem& problem, const GemmSm90C
 /// gemm_sm80, which needs none, can do the same product.
 inline constexpr const char* kGemmSm90HasNoMap = "gemm_sm90: the CUDA driver made no tensor map of an operand";
 
-/// Rows and columns of a tile of a symmetric product.
-inline constexpr int kGemmSm90Triangle = 128;
+/// Tiles of a symmetric product: of each strip of `m` rows, from its first column to its last row's diagonal.
+inline constexpr GemmTile kGemmTriangles[] = {
+    {128, 128, 1, 1, 2, true},   // large products and batches: the stores overlap the next tile's main loop
+    {256, 160, 1, 1, 2, false},  // n = 3072: 130 tiles are one wave on 132 SMs
+    {128, 208, 1, 1, 2, false},  // n = 2304 and 3584
+    {128, 144, 1, 1, 2, false},  // n = 2048: 128 tiles
+    {64, 128, 1, 1, 1, false},   // n = 1280
+    {64, 80, 1, 1, 1, false},    // n = 1024: 115 tiles
+};
+inline constexpr int kGemmTriangleCount = static_cast<int>(sizeof kGemmTriangles / sizeof *kGemmTriangles);
+
+/// Tiles of `m` x `n` in a strip below `strip` others.
+AK_HD int gemm_sm90_tiles_of_strip(int m, int n, int strip) { return ((strip + 1) * m + n - 1) / n; }
+
+/// Tiles of a symmetric product of `rows` rows.
+inline int64_t gemm_sm90_triangle_tiles(const GemmTile& t, int rows) {
+  int64_t tiles = 0;
+  for (int strip = 0; strip <= (rows - 1) / t.m; strip++) tiles += gemm_sm90_tiles_of_strip(t.m, t.n, strip);
+  return tiles;
+}
 
 /// A symmetric product whose C begins at a multiple of 16 bytes, as its rows and matrices do; there may be garbage in C
-/// up to the next multiple of 16 bytes of a row. A residual is read in pairs: it is aligned to 4 bytes, and so are its
-/// rows and matrices, and a last single column is followed by another element.
+/// up to the next multiple of 16 bytes of a row. `tile` is an index in kGemmTriangles, and does not change a bit of C.
+/// A residual is read in pairs: it is aligned to 4 bytes, and so are its rows and matrices, and a last single column is
+/// followed by another element.
 template <class T>
-Status gemm_sm90_symmetric(const GemmProblem& problem, Stream stream);
+Status gemm_sm90_symmetric(const GemmProblem& problem, int tile, Stream stream);
 
 /// A product with is_chained(): the accumulators start from C. A is m-major and B n-major, as in the gradient of a
 /// weight; neither splits nor `swapped`.

@@ -6,7 +6,7 @@
 // of the group. The rows behind the last group are tiles without k steps, whose zeros take the same way. For sums, the
 // maps of A and B clip at the end of the group, so a group may begin at any term. Traps: a tile without k steps is not
 // the end mark. A group's ends are known to the device alone, so the grid is what the largest number of tiles would
-// fill. 32 KB per k step from L2 in the 512 cycles of its wgmma, as in symmetric.cu.
+// fill. 32 KB per k step from L2 in the 512 cycles of its wgmma, as in symmetric.cuh.
 #pragma once
 #include "gemm/sm90/gemm.cuh"
 

@@ -50,9 +50,7 @@ class TileScheduler {
     work.steps = left < s_.k_steps_per_split ? left : s_.k_steps_per_split;
     next_ += s_.clusters;
     if constexpr (Tile::kTriangular) {
-      const TilePlace place = place_in_triangle(in_matrix, s_.lines);
-      work.m = place.row * Tile::kBlockM;
-      work.n = place.column * Tile::kBlockN;
+      place_in_triangle(in_matrix, work);
     } else {
       place_in_rectangle(in_matrix, rank, work);
     }
@@ -70,8 +68,22 @@ class TileScheduler {
     work.n = ((s_.by_columns ? line : across) * Tile::kClusterN + (Tile::kClusterN > 1 ? rank : 0)) * s_.tile_columns;
   }
 
+  /// Walks on from the strip of the tile before, whose matrix may be another one.
+  AK_DEVICE void place_in_triangle(int in_matrix, Work& work) {
+    const auto tiles = [&] { return gemm_sm90_tiles_of_strip(Tile::kBlockM, Tile::kBlockN, strip_); };
+    if (in_matrix < before_strip_) strip_ = before_strip_ = 0;
+    AK_NO_UNROLL
+    while (in_matrix >= before_strip_ + tiles()) {
+      before_strip_ += tiles();
+      strip_++;
+    }
+    work.m = strip_ * Tile::kBlockM;
+    work.n = (in_matrix - before_strip_) * Tile::kBlockN;
+  }
+
   const Schedule& s_;
   int next_;
+  int strip_ = 0, before_strip_ = 0;  // of a symmetric C: the strip of the last tile, and the tiles of those above
 };
 
 /// Tiles of a grouped product, group by group. Every role walks the groups by itself: a block enters all groups up to

@@ -44,7 +44,7 @@ struct Tile {
   // Registers per thread. All warpgroups start with an equal share of 64 K (255, 168 or 128 per thread); the producer
   // warpgroup then gives most of its share to the consumers. A single consumer needs no more than its share. 128
   // accumulators need all that there are: only then can an epilogue work on eight independent values at a time.
-  static constexpr bool kManyRegisters = kAccumulators == 128 && kGrouping == Grouping::kNone;
+  static constexpr bool kManyRegisters = kAccumulators >= 128 && kGrouping == Grouping::kNone;
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kManyRegisters ? 24 : 40;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kManyRegisters ? 240 : 232;
   static constexpr GemmTile kShape{kBlockM, kBlockN, kClusterM, kClusterN, kConsumers, kPingpong};
@@ -65,9 +65,10 @@ struct Tile {
   static_assert(!kPingpong || kConsumers == 2, "pingpong takes two consumers");
   static_assert(kConsumerRows % 64 == 0, "a consumer's rows are a multiple of 64");
   static_assert(kBlockN % 16 == 0, "the columns are a multiple of the narrow boxes");
-  static_assert(kFullBoxes || kTakesEpilogue, "tiles without an epilogue have no staging buffer for rows");
+  static_assert(kFullBoxes || kTakesEpilogue || kTriangular,
+                "tiles without an epilogue have no staging buffer for rows");
   static_assert(kCluster == 1 || kCluster == 2, "a cluster has one block or two");
-  static_assert(!kTriangular || (kBlockM == kBlockN && kCluster == 1), "a triangle is one of square tiles");
+  static_assert(!kTriangular || kCluster == 1, "the strips of a triangle have any number of tiles");
   static_assert(kGrouping == Grouping::kNone || kCluster == 1,
                 "the blocks of a cluster would take tiles of two groups");
   static_assert(kStages >= 2, "a stage is released one step after its use, so a single stage would deadlock");
@@ -86,6 +87,7 @@ template <bool kFloat, class Tile>
 constexpr int staging_bytes() {
   constexpr int kTwoBoxes = 2 * kSliceBytes;  // the slots of the TMA epilogue
   constexpr int kRows = 64 * Tile::kRowPitch;
+  if (Tile::kTriangular) return kTwoBoxes;
   if (!kFloat && !Tile::kTakesEpilogue) return 64 * Tile::kStageColumns * 2;
   return Tile::kFullBoxes || kRows < kTwoBoxes ? kTwoBoxes : kRows;
 }
