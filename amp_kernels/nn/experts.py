@@ -8,6 +8,7 @@ The host waits for nothing, and sums over a token's experts have one order, forw
 from __future__ import annotations
 
 import inspect
+
 import torch
 from torch import Tensor
 

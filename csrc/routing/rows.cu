@@ -46,22 +46,22 @@ AK_DEVICE Piece<T> load_piece(const T* from, int64_t left) {
   }
 }
 
-template <bool kVectors, class T>
+template <bool kVectors, Cache kCache, class T>
 AK_DEVICE void store_piece(T* to, const float (&values)[kRouteColumns], int64_t left) {
   Piece<T> piece;
   AK_UNROLL
   for (int j = 0; j < kRouteColumns; j++) piece[j] = round_to<T>(values[j]);
   if constexpr (kVectors) {
-    store_vec(to, piece);
+    store_vec<kCache>(to, piece);
   } else {
     AK_UNROLL
     for (int j = 0; j < kRouteColumns; j++) {
-      if (j < left) store(to + j, piece[j]);
+      if (j < left) store<kCache>(to + j, piece[j]);
     }
   }
 }
 
-AK_DEVICE int64_t grid_warp() { return int64_t{block_index()} * (kRouteThreads / kWarpThreads) + warp_index(); }
+AK_DEVICE int grid_warp() { return block_index() * (kRouteThreads / kWarpThreads) + warp_index(); }
 
 template <class X, class Out, bool kVectors>
 AK_KERNEL(kRouteThreads, kRouteBlocks)
@@ -70,12 +70,12 @@ spread_rows_kernel(AK_PARAM(SpreadRows) p) {
   wait_for_previous_kernel();
   allow_next_kernel();
   const Routes& r = p.routes;
-  const int64_t row = grid_warp();
+  const int row = grid_warp();
   if (row >= r.rows()) return;
   const int64_t place = load(r.places + row);
   const bool exists = place >= 0 && place < r.rows();
   const float weight = r.weights != nullptr ? load(r.weights + row) : 1.0f;
-  const X* x = static_cast<const X*>(p.x) + row / r.top_k * r.columns;
+  const X* x = static_cast<const X*>(p.x) + int64_t{row / r.top_k} * r.columns;
   const Out* y = static_cast<const Out*>(p.y) + place * r.columns;
   Out* out = static_cast<Out*>(p.out) + place * r.columns;
   float dot = 0.0f;
@@ -100,7 +100,7 @@ spread_rows_kernel(AK_PARAM(SpreadRows) p) {
         dot += to_float(of_x[i][j]) * to_float(of_y[i][j]);
         values[j] = weight * to_float(of_x[i][j]);
       }
-      store_piece<kVectors>(out + column, values, left);
+      store_piece<kVectors, Cache::kDefault>(out + column, values, left);
     }
   }
   if (p.y == nullptr) return;
@@ -111,13 +111,14 @@ spread_rows_kernel(AK_PARAM(SpreadRows) p) {
 /// `pieces`: of a row.
 template <class Y, class Out, bool kVectors>
 AK_KERNEL(kRouteThreads, kRouteBlocks)
-combine_rows_kernel(AK_PARAM(CombineRows) p, int64_t pieces) {
+combine_rows_kernel(AK_PARAM(CombineRows) p, int pieces) {
   constexpr int kInFlight = 4;
   wait_for_previous_kernel();
   allow_next_kernel();
   const Routes& r = p.routes;
   const int64_t token = grid_warp() / pieces;
-  const int64_t column = grid_warp() % pieces * kPieceColumns + lane_index() * kRouteColumns, left = r.columns - column;
+  const int64_t column = int64_t{grid_warp() % pieces} * kPieceColumns + lane_index() * kRouteColumns;
+  const int64_t left = r.columns - column;
   if (token >= r.tokens || left <= 0) return;
   const Y* y = static_cast<const Y*>(p.y) + column;
   float sum[kRouteColumns] = {};
@@ -145,16 +146,15 @@ combine_rows_kernel(AK_PARAM(CombineRows) p, int64_t pieces) {
       for (int j = 0; j < kRouteColumns; j++) sum[j] += weight[i] * to_float(of_y[i][j]);
     }
   }
-  store_piece<kVectors>(static_cast<Out*>(p.out) + token * r.columns + column, sum, left);
+  store_piece<kVectors, Cache::kStreaming>(static_cast<Out*>(p.out) + token * r.columns + column, sum, left);
 }
 
 Status in_warps(const char* name, int64_t warps, Stream stream, auto run) {
   constexpr int kWarps = kRouteThreads / kWarpThreads;
-  const int64_t blocks = (warps + kWarps - 1) / kWarps;
-  if (blocks == 0) return {};
-  if (blocks > INT32_MAX) return {1, "routing: more than 2^31 - 1 blocks"};
+  if (warps == 0) return {};
+  if (warps > INT32_MAX - kWarps) return {1, "routing: more than 2^31 - 9 warps"};
   return run(LaunchConfig{.name = name,
-                          .grid = static_cast<int>(blocks),
+                          .grid = static_cast<int>((warps + kWarps - 1) / kWarps),
                           .block = kRouteThreads,
                           .overlap_previous = true,
                           .stream = stream});
@@ -174,7 +174,7 @@ Status run_spread(const SpreadRows& p, Stream stream) {
 
 template <class Y, class Out>
 Status run_combine(const CombineRows& p, Stream stream) {
-  const int64_t pieces = (p.routes.columns + kPieceColumns - 1) / kPieceColumns;
+  const int pieces = static_cast<int>((p.routes.columns + kPieceColumns - 1) / kPieceColumns);
   return in_warps("combine_rows", p.routes.tokens * pieces, stream, [&](const LaunchConfig& config) {
     return has_vectors(p.routes, {p.y, p.out}) ? launch(combine_rows_kernel<Y, Out, true>, config, p, pieces)
                                                : launch(combine_rows_kernel<Y, Out, false>, config, p, pieces);

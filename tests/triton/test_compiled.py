@@ -17,6 +17,7 @@ from amp_kernels._triton import (
     exponent_histogram,
     norm_backward,
     norm_forward,
+    routing,
     softmax_rows,
 )
 
@@ -91,6 +92,9 @@ def cases():
     for arch, dtype, frequency in (*((arch, BF16, False) for arch in ARCHS), (90, F32, True)):
         rules = Rules(2, least={LOAD: 1, STORE: 1}, registers=64)
         yield f"embedding of {dtype}", arch, lambda dtype=dtype, f=frequency: embed(dtype, f), rules
+    for arch, dtype in (*((arch, BF16) for arch in ARCHS), (90, F32)):
+        rules = Rules(2, least={LOAD: 1, STORE: 1}, registers=64)
+        yield f"routing of {dtype}", arch, lambda dtype=dtype: route(dtype), rules
     smooth = {"label_smoothing": 0.1, "z_loss": 1e-4}
     for arch, dtype, target, options in (
         *((arch, BF16, None, smooth) for arch in ARCHS),
@@ -134,6 +138,12 @@ def embed(dtype, frequency):
     index = torch.zeros(100, dtype=torch.int64)
     table, grad = torch.zeros(4, 768), torch.zeros(100, 768, dtype=dtype)
     embedding_accumulate.embedding_accumulate_(table, grad, index, index, scale_by_frequency=frequency)
+
+
+def route(dtype):
+    places, rows = torch.zeros(4, 2, dtype=torch.int32), torch.zeros(8, 4096, dtype=dtype)
+    routing.spread_rows(torch.zeros(4, 4096, dtype=dtype), places, torch.zeros(4, 2), rows)
+    routing.combine_rows(rows, places, torch.zeros(4, 2))
 
 
 def loss(dtype, target, options):

@@ -8,7 +8,7 @@ KERNEL = "routing/rows.cu"
 MUTANTS = [
     # ---- both
     Mutant(KERNEL, "if (j < left) piece[j] = load", "piece[j] = load", "columns behind the last one are read"),
-    Mutant(KERNEL, "if (j < left) store(to + j", "store(to + j", "columns behind the last one are written"),
+    Mutant(KERNEL, "if (j < left) store<kCache>(to + j", "store<kCache>(to + j", "columns behind the last one are written"),
     Mutant(KERNEL, "r.columns % kRouteColumns == 0 &&", "", "the last vector of a row goes into the next row"),
     Mutant(KERNEL, "&& std::all_of(matrices.begin(), matrices.end(), vector_aligned)", "", "vectors at odd addresses"),
     # ---- spread
@@ -17,7 +17,7 @@ MUTANTS = [
     Mutant(KERNEL, "place >= 0 && place < r.rows()", "place >= 0", "a place behind the last row"),
     Mutant(KERNEL, "load(r.weights + row)", "load(r.weights + row / r.top_k)", "the weight of the first choices for all"),
     Mutant(KERNEL, "r.weights != nullptr ? load(r.weights + row) : 1.0f", "load(r.weights + row)", "weights that are not there"),
-    Mutant(KERNEL, "row / r.top_k * r.columns", "row % r.tokens * r.columns", "choices and tokens exchanged"),
+    Mutant(KERNEL, "int64_t{row / r.top_k} * r.columns", "row % r.tokens * r.columns", "choices and tokens exchanged"),
     Mutant(KERNEL, "static_cast<Out*>(p.out) + place * r.columns", "static_cast<Out*>(p.out) + row * r.columns", "no row moves"),
     Mutant(KERNEL, "static_cast<const Out*>(p.y) + place * r.columns", "static_cast<const Out*>(p.y) + row * r.columns",
            "a token times the row of another"),
@@ -38,5 +38,5 @@ MUTANTS = [
     Mutant(KERNEL, "for (int i = 0; i < kInFlight; i++) { if (place[i] < 0) continue;", "for (int i = kInFlight - 1; i >= 0; i--) { if (place[i] < 0) continue;",
            "the choices are added backwards"),
     Mutant(KERNEL, "static_cast<Out*>(p.out) + token * r.columns + column", "static_cast<Out*>(p.out) + token * r.columns", "every piece is stored at the first column"),
-    Mutant(KERNEL, "grid_warp() % pieces * kPieceColumns", "grid_warp() / pieces * kPieceColumns", "pieces and tokens exchanged"),
+    Mutant(KERNEL, "int64_t{grid_warp() % pieces} * kPieceColumns", "int64_t{grid_warp() / pieces} * kPieceColumns", "pieces and tokens exchanged"),
 ]  # fmt: skip
