@@ -19,12 +19,9 @@ class Mixture(nn.Module):
 
     def forward(self, x):
         weights, chosen = self.router(x).float().softmax(-1).topk(self.top_k)
-        expert, order = chosen.flatten().sort(stable=True)
-        every = torch.arange(self.router.out_features, device=x.device)
-        offs = torch.searchsorted(expert, every, right=True, out_int32=True)  # the host never sees it
-        rows = x.repeat_interleave(self.top_k, 0)[order]
-        out = self.down(self.up(rows, offs), offs)[order.argsort()]
-        return x + (out.view(-1, self.top_k, x.shape[1]) * weights.unsqueeze(-1)).sum(1).to(x.dtype)
+        offs, places = ak.route(chosen, self.router.out_features)  # the host never sees them
+        hidden = self.up(x, offs, gather=places)
+        return x + self.down(hidden, offs, scatter=places, weights=weights).to(x.dtype)
 
 
 torch.manual_seed(0)

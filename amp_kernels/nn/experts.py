@@ -8,7 +8,6 @@ The host waits for nothing, and sums over a token's experts have one order, forw
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from .._checks.lists import FLOATS
 from .._dispatch.library import PLAIN
 from .._sharding.dtensor import is_dtensor
 from ..ops.grouped_mm import grouped_linear
+from ..ops.routing import route
 from . import activation
 from ._derived import base_of, own_forward, shows
 from ._probe import same, standing_in, values
@@ -26,50 +26,17 @@ from .fused import is_untouched
 WEIGHTS = ("gate_up_proj", "down_proj")
 
 
-class _Sorted(torch.autograd.Function):
-    """Rows of tokens in the order of their experts. Backward is :class:`_Summed`: it gathers, where indexing would add by atomics."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor, top_k: int) -> Tensor:
-        ctx.save_for_backward(order, inverse)
-        ctx.top_k = top_k
-        return x[order // top_k]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _Summed.apply(grad, *ctx.saved_tensors, ctx.top_k), None, None, None
-
-
-class _Summed(torch.autograd.Function):
-    """The sum over each token's experts of their rows."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, order: Tensor, inverse: Tensor, top_k: int) -> Tensor:
-        ctx.save_for_backward(order, inverse)
-        ctx.top_k = top_k
-        return y[inverse].view(y.shape[0] // top_k, top_k, y.shape[1]).sum(1)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _Sorted.apply(grad, *ctx.saved_tensors, ctx.top_k), None, None, None
-
-
 @shows("amp_kernels.grouped_mm")
 def forward(self: torch.nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     gate_up, down = self.gate_up_proj, self.down_proj
     plain = type(gate_up) in PLAIN and type(down) in PLAIN
     if not plain or not is_untouched(self.act_fn):
         return own_forward(self, hidden_states, top_k_index, top_k_weights)
-    top_k = top_k_index.shape[-1]
-    experts, order = top_k_index.reshape(-1).sort(stable=True)
-    inverse = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
-    # An id beyond the experts belongs to another rank: its rows come last, behind the last end, and are zero.
-    every = torch.arange(gate_up.shape[0], device=order.device, dtype=experts.dtype)
-    offs = torch.searchsorted(experts, every, right=True, out_int32=True)
-    x = _Sorted.apply(hidden_states, order, inverse, top_k)
-    y = grouped_linear(grouped_linear(x, gate_up, offs, activation="swiglu"), down, offs)
-    y = y * top_k_weights.reshape(-1)[order].unsqueeze(1)
-    return _Summed.apply(y, order, inverse, top_k).to(hidden_states.dtype)
+    # An id beyond the experts belongs to another rank: its rows are zero.
+    offs, places = route(top_k_index, gate_up.shape[0])
+    hidden = grouped_linear(hidden_states, gate_up, offs, activation="swiglu", gather=places)
+    dtype = hidden_states.dtype
+    return grouped_linear(hidden, down, offs, scatter=places, weights=top_k_weights, out_dtype=dtype)
 
 
 def recognised(module: torch.nn.Module) -> bool:

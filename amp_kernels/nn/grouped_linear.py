@@ -23,7 +23,8 @@ class GroupedLinear(torch.nn.Module):
     Parameters are uniform within ``1 / sqrt(in_features)``, as those of torch.nn.Linear.
 
     ``forward(x, offs)``: ``[T, in_features]`` and int32 ``[num_groups]``, the exclusive end of each group's rows, to
-    ``[T, out_features]``. Rows behind the last end are zero.
+    ``[T, out_features]``. Rows behind the last end are zero. ``forward(x, offs, gather=, scatter=, weights=)`` takes the rows of tokens
+    and returns their weighted sums, as :func:`amp_kernels.grouped_mm` does.
 
     Raises:
         ValueError: ``activation`` is not accepted, or is ``"swiglu"`` with an odd ``out_features``.
@@ -67,8 +68,17 @@ class GroupedLinear(torch.nn.Module):
         for parameter in self.parameters(recurse=False):
             torch.nn.init.uniform_(parameter, -bound, bound)
 
-    def forward(self, x: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-        return grouped_linear(x, self.weight, offs, self.bias, activation=self.activation)
+    def forward(
+        self,
+        x: torch.Tensor,
+        offs: torch.Tensor,
+        *,
+        gather: torch.Tensor | None = None,
+        scatter: torch.Tensor | None = None,
+        weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        routes = {"gather": gather, "scatter": scatter, "weights": weights}
+        return grouped_linear(x, self.weight, offs, self.bias, activation=self.activation, **routes)
 
     def extra_repr(self) -> str:
         text = f"num_groups={self.num_groups}, in_features={self.in_features}, out_features={self.out_features}"

@@ -15,13 +15,13 @@ from .._checks.activations import ACTIVATIONS
 from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES
 from .._checks.operands import readable_bias
 from .._dispatch import autocast
-from .._dispatch.library import PLAIN
 from .._raw import activation_backward
 from .._raw.grouped_gemm import grouped_gemm_accumulate_op, grouped_gemm_op, row_products, sum_products
 from . import _main_grad
 from ._autograd import add_gradient
-from ._tensors import cast
+from ._tensors import cast, values_are_known
 from .linear import gradient_dtype, preactivation_gradient
+from .routing import combine_rows, spread_rows
 
 
 class Options(NamedTuple):
@@ -37,11 +37,6 @@ class Options(NamedTuple):
 def _kernel_options(a: torch.Tensor, options: Options) -> dict:
     out_dtype = {} if options.out_dtype is a.dtype else {"out_dtype": options.out_dtype}
     return {**out_dtype, "batch_invariant": True} if options.batch_invariant else out_dtype
-
-
-def ends_are_known(offs: torch.Tensor) -> bool:
-    """True if the host may read the ends."""
-    return type(offs) in PLAIN and offs.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _ranges(offs: torch.Tensor) -> list[slice]:
@@ -67,7 +62,7 @@ def torch_rows(a, b, offs, bias) -> torch.Tensor:
         z = torch.matmul(a, b)
         return z if bias is None else z + (bias if bias.ndim == 1 else bias[g])
 
-    if not ends_are_known(offs):
+    if not values_are_known(offs):
         return row_products(a, b, offs, product, a.new_zeros(a.shape[0], b.shape[2]))
     ranges = _ranges(offs)
     parts = [product(a[rows], b[g], g) for g, rows in enumerate(ranges)]
@@ -81,7 +76,7 @@ def _sums(a, b, offs, options: Options) -> torch.Tensor:
 
 
 def torch_sums(a, b, offs) -> torch.Tensor:
-    if not ends_are_known(offs) or not offs.shape[0]:
+    if not values_are_known(offs) or not offs.shape[0]:
         return sum_products(a, b, offs, torch.matmul)
     return torch.stack([torch.matmul(a[:, terms], b[terms]) for terms in _ranges(offs)])
 
@@ -93,11 +88,16 @@ def _recorded(*tensors: torch.Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-def differentiable_rows(a, b, offs, bias, shadow, options: Options) -> torch.Tensor:
+def differentiable_rows(a, b, offs, bias, shadow, options: Options, gather=None) -> torch.Tensor:
     if _recorded(a, b, bias):
-        return autocast.apply(_Rows, a, b, bias, shadow, offs, options)[0]
+        return autocast.apply(_Rows, a, b, bias, shadow, offs, gather, options)[0]
     b16 = cast(b, options.dtype) if shadow is None else shadow
-    return _rows(cast(a, options.dtype), b16, offs, readable_bias(bias, options.dtype), options)[0]
+    rows = _gathered(cast(a, options.dtype), gather)
+    return _rows(rows, b16, offs, readable_bias(bias, options.dtype), options)[0]
+
+
+def _gathered(a, gather) -> torch.Tensor:
+    return a if gather is None else spread_rows(a, gather)
 
 
 def differentiable_sums(a, b, offs, options: Options) -> torch.Tensor:
@@ -107,16 +107,18 @@ def differentiable_sums(a, b, offs, options: Options) -> torch.Tensor:
 
 
 class _Rows(torch.autograd.Function):
-    """The rows form. The 16-bit copies of a and b and the pre-activation are outputs too, as in ``linear``."""
+    """The rows form. The 16-bit copies of a and b and the pre-activation are outputs too, as in ``linear``. Gathered rows are not
+    kept: backward gathers again."""
 
     @staticmethod
-    def forward(ctx, a, b, bias, shadow, offs, options):
+    def forward(ctx, a, b, bias, shadow, offs, gather, options):
         ctx.set_materialize_grads(False)
         needs_a, needs_b = ctx.needs_input_grad[:2]
         _main_grad.refuse_data_parallel(b)
         a16 = cast(a, options.dtype)
         b16 = cast(b, options.dtype) if shadow is None else shadow
-        out, preact = _rows(a16, b16, offs, readable_bias(bias, options.dtype), options, preact=True)
+        rows = _gathered(a16, gather)
+        out, preact = _rows(rows, b16, offs, readable_bias(bias, options.dtype), options, preact=True)
         ctx.options, ctx.bias_shape = options, None if bias is None else bias.shape
         ctx.dtypes = a.dtype, gradient_dtype(b), None if bias is None else gradient_dtype(bias)
         ctx.save_for_backward(
@@ -125,6 +127,7 @@ class _Rows(torch.autograd.Function):
             preact,
             b if needs_a and shadow is not None else None,  # a recorded backward must reach the weight itself
             offs,
+            gather,
         )
         return (
             out,
@@ -135,7 +138,7 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad, grad_preact, grad_a16, grad_b16):
-        a16, b16, preact, b, offs = ctx.saved_tensors
+        a16, b16, preact, b, offs, gather = ctx.saved_tensors
         options, (a_dtype, b_dtype, bias_dtype) = ctx.options, ctx.dtypes
         needs_a, needs_b, needs_bias = ctx.needs_input_grad[:3]
         if b is not None and torch.is_grad_enabled():
@@ -145,10 +148,14 @@ class _Rows(torch.autograd.Function):
         if dz is not None:
             plain = Options(options.dtype, options.dtype, batch_invariant=options.batch_invariant)
             if needs_a:
-                back = plain._replace(out_dtype=a_dtype, transposed=not options.transposed)
+                of_rows = a_dtype if gather is None else options.dtype
+                back = plain._replace(out_dtype=of_rows, transposed=not options.transposed)
                 grad_a = differentiable_rows(dz, b16, offs, None, None, back)
+                if gather is not None:
+                    grad_a = combine_rows(grad_a, gather, None, a_dtype)
             if needs_b:
-                one, other = (dz.t(), a16) if options.transposed else (a16.t(), dz)
+                rows = _gathered(a16, gather)
+                one, other = (dz.t(), rows) if options.transposed else (rows.t(), dz)
                 grad_b = _accumulated(ctx, one, other, offs, options.batch_invariant)
                 if grad_b is None:
                     grad_b = differentiable_sums(one, other, offs, plain._replace(out_dtype=b_dtype))
@@ -162,6 +169,7 @@ class _Rows(torch.autograd.Function):
             add_gradient(grad_a, grad_a16, a_dtype),
             add_gradient(grad_b, grad_b16, b_dtype),
             grad_bias,
+            None,
             None,
             None,
             None,

@@ -14,6 +14,11 @@ def is_strided(x: torch.Tensor) -> bool:
     return x.layout is torch.strided and not x.is_nested
 
 
+def values_are_known(x: torch.Tensor) -> bool:
+    """True if the host may read the values of ``x``."""
+    return type(x) in PLAIN and x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def aligned(x: torch.Tensor | None) -> torch.Tensor | None:
     """``x``, or a copy if its memory begins at an odd place: kernels of rows take another path there, which adds in another order."""
     if x is None or type(x) not in PLAIN or x.is_meta or x.data_ptr() % 16 == 0 or torch.compiler.is_compiling():

@@ -27,12 +27,13 @@ from .._dispatch.samples import Normal
 from .._raw.grouped_gemm import check_ends, check_group_bias, check_offs
 from .._sharding.dtensor import is_dtensor
 from ._autograd import under_transform
-from ._grouped import Options, differentiable_rows, differentiable_sums, ends_are_known, torch_rows, torch_sums
+from ._grouped import Options, differentiable_rows, differentiable_sums, torch_rows, torch_sums
 from ._products import working_dtype
 from ._shadows import fresh_shadow, with_shadow
-from ._tensors import cast, reshaped
+from ._tensors import cast, reshaped, values_are_known
 from .linear import check_shadow
 from .matmul import _matmul
+from .routing import check_routes, combine_rows, spread_rows
 
 _FORMS = {(2, 3): "rows", (2, 2): "sums", (3, 2): "columns", (3, 3): "batch"}
 
@@ -43,6 +44,9 @@ def _grouped_mm(
     offs=None,
     bias=None,
     shadow=None,
+    gather=None,
+    scatter=None,
+    weights=None,
     *,
     activation="none",
     transposed=False,
@@ -52,18 +56,23 @@ def _grouped_mm(
 ):
     dtype = working_dtype("grouped_mm", compute_dtype, a=a, b=b)
     wide = dtype not in HALF_DTYPES
-    form = _check(a, b, offs, bias, shadow, activation, transposed, dtype, compute_dtype is not None)
+    routes = gather, scatter, weights
+    form = _check(a, b, offs, bias, shadow, routes, activation, transposed, dtype, compute_dtype is not None)
     check_out_dtype("grouped_mm", out_dtype, (dtype,) if wide else KERNEL_DTYPES)
-    options = Options(dtype, out_dtype or dtype, activation, transposed, batch_invariant)
+    out_dtype = out_dtype or dtype
+    options = Options(dtype, out_dtype if scatter is None else dtype, activation, transposed, batch_invariant)
     if form == "batch":
         return _batch(a, b, bias, options, compute_dtype)
     if under_transform():
-        return _transformed(form, a, b, offs, bias, options)
-    if form == "sums":
+        rows = a if gather is None else spread_rows(a, gather)
+        out = _transformed(form, rows, b, offs, bias, options)
+    elif form == "sums":
         return differentiable_sums(a, b, offs, options)
-    if form == "columns":
+    elif form == "columns":
         return differentiable_rows(b.t(), a.mT, offs, None, None, options).t().contiguous()
-    return differentiable_rows(a, b, offs, bias, shadow, options)
+    else:
+        out = differentiable_rows(a, b, offs, bias, shadow, options, gather)
+    return out if scatter is None else combine_rows(out, scatter, weights, out_dtype)
 
 
 def _batch(a, b, bias, options: Options, compute_dtype) -> torch.Tensor:
@@ -97,7 +106,7 @@ def _transformed(form: str, a, b, offs, bias, options: Options) -> torch.Tensor:
     return ACTIVATIONS[options.activation](z).to(options.out_dtype)
 
 
-def _check(a, b, offs, bias, shadow, activation, transposed, dtype: torch.dtype, autocast: bool) -> str:
+def _check(a, b, offs, bias, shadow, routes, activation, transposed, dtype: torch.dtype, autocast: bool) -> str:
     """The form of the call."""
     op = "grouped_mm"
     shapes = f"{op}: a has shape {list(a.shape)} and b {list(b.shape)}"
@@ -121,6 +130,9 @@ def _check(a, b, offs, bias, shadow, activation, transposed, dtype: torch.dtype,
         raise ValueError(
             f"{shapes}; accepted with bias or activation: [T, K] and [G, K, N], or [G, M, K] and [G, K, N]"
         )
+    if form != "rows" and any(given is not None for given in routes):
+        raise ValueError(f"{shapes}; accepted with gather, scatter or weights: [T, K] and [G, K, N]")
+    rows = check_routes(a, *routes) if form == "rows" else 0
     if bias is not None:
         accepted = KERNEL_DTYPES if autocast and dtype in HALF_DTYPES else (dtype, torch.float32)
         check_tensor(op, "bias", bias, accepted if dtype in HALF_DTYPES else (dtype,))
@@ -128,8 +140,8 @@ def _check(a, b, offs, bias, shadow, activation, transposed, dtype: torch.dtype,
     check_shadow(op, "shadow", shadow, b, dtype)
     check_same_device(op, a=a, b=b, offs=offs, bias=bias, shadow=shadow)
     check_gated_width(op, "b", right, -1, check_activation(op, activation))
-    if offs is not None and ends_are_known(offs) and not under_transform():
-        check_ends(op, offs, {"rows": a.shape[0], "sums": a.shape[1], "columns": b.shape[1]}[form])
+    if offs is not None and values_are_known(offs) and not under_transform():
+        check_ends(op, offs, {"rows": rows, "sums": a.shape[1], "columns": b.shape[1]}[form])
     return form
 
 
@@ -149,11 +161,19 @@ def samples(device: str) -> Iterator[Sample]:
         yield (a, weight, offs, bias), {"activation": "gelu", "transposed": True, "compute_dtype": dtype}
         shadow = weight.detach().to(dtype)
         yield (a, weight, offs, None, shadow), {"transposed": True, "compute_dtype": dtype}
+        places = torch.tensor([[3, 0], [5, 1], [2, 4]], dtype=torch.int32, device=device)
+        routed = {"gather": places, "scatter": places, "weights": normal(3, 2, dtype=torch.float32)}
+        yield (a[:3], weight, offs), {**routed, "activation": "silu", "transposed": True, "compute_dtype": dtype}
+        yield (
+            (a[:6].to(dtype).detach(), weight.mT.to(dtype).detach(), offs),
+            {"scatter": places, "out_dtype": torch.float32},
+        )
         yield (weight.detach()[:, :2], a.detach().t(), offs[:3]), {"out_dtype": dtype, "compute_dtype": dtype}
 
 
 op = define(
-    "grouped_mm(Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, Tensor? shadow=None, *, "
+    "grouped_mm(Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, Tensor? shadow=None, Tensor? gather=None, "
+    "Tensor? scatter=None, Tensor? weights=None, *, "
     'str activation="none", bool transposed=False, ScalarType? compute_dtype=None, ScalarType? out_dtype=None, '
     "bool batch_invariant=False) -> Tensor",
     _grouped_mm,
@@ -164,9 +184,10 @@ op = define(
 autocast.lower_precision(op, with_shadow(4))
 
 
-def _call(a, b, offs, bias, **options) -> torch.Tensor:
+def _call(a, b, offs, bias, gather, scatter, weights, **options) -> torch.Tensor:
     check_tensors("grouped_mm", a=a, b=b)
-    check_tensors("grouped_mm", optional=True, offs=offs, bias=bias)
+    routes = {"gather": gather, "scatter": scatter, "weights": weights}
+    check_tensors("grouped_mm", optional=True, offs=offs, bias=bias, **routes)
     for name, tensor in (("a", a), ("b", b)):
         if is_dtensor(tensor):
             raise TypeError(
@@ -179,8 +200,8 @@ def _call(a, b, offs, bias, **options) -> torch.Tensor:
     }
     if autocast.eager(a, b):
         dtype = autocast.dtype_on(a.device.type)
-        return _grouped_mm(a, b, offs, bias, fresh_shadow(b, dtype), compute_dtype=dtype, **options)
-    return op(a, b, offs, bias, **options)
+        return _grouped_mm(a, b, offs, bias, fresh_shadow(b, dtype), compute_dtype=dtype, **routes, **options)
+    return op(a, b, offs, bias, **routes, **options)
 
 
 def grouped_mm(
@@ -191,6 +212,9 @@ def grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     activation: str | None = "none",
+    gather: torch.Tensor | None = None,
+    scatter: torch.Tensor | None = None,
+    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """A matrix product for each group, as a mixture of experts needs it: torch.nn.functional.grouped_mm for groups of any size,
     with bias, activation and autocast.
@@ -217,6 +241,11 @@ def grouped_mm(
         bias: ``[G, N]``, a row per group, or ``[N]``; its dtype as in :func:`linear`. For the first and the last form.
         out_dtype: fp16, bf16 or fp32 for 16-bit operands; otherwise their own. Default: the working dtype.
         activation: as in :func:`linear`, ``None`` for ``"none"``. For the first and the last form.
+        gather: int32 ``[T, k]``, as :func:`route` returns it, for the first form: row ``gather[t, j]`` of the product is that of
+            ``a[t]``. ``offs`` divides the ``T * k`` rows. Backward gathers ``a`` again, so that no copy of its rows is kept.
+        scatter: int32 ``[T, k]``, for the first form: the result, ``[T, N]``, is the sum over j of row ``scatter[t, j]`` of the
+            product, added in the order of j in fp32, from rows of the working dtype.
+        weights: ``[T, k]``, any float dtype: the factors of the rows that ``scatter`` adds. Differentiable.
 
     Returns:
         A contiguous tensor; with ``"swiglu"`` of N / 2 columns.
@@ -227,12 +256,13 @@ def grouped_mm(
     not know the groups, that is a product of all rows for each group. Results have the same bits in every run; under
     :func:`batch_invariant` a group has the bits of :func:`matmul` of its rows.
 
-    Values of ``offs`` are checked on a CPU only. A kernel clamps each end to ``[previous end, T]`` and touches nothing outside
-    of its tensors.
+    Values of ``offs``, ``gather`` and ``scatter`` are checked on a CPU only. A kernel clamps each end to ``[previous end, T]``, passes
+    over places outside ``[0, T * k)`` and touches nothing outside of its tensors.
 
     Raises:
-        TypeError: a dtype or layout is not accepted, ``offs`` is not int32, or a tensor is a DTensor.
-        ValueError: shapes, devices, ``activation`` or, on a CPU, the values of ``offs`` do not fit.
+        TypeError: a dtype or layout is not accepted, ``offs``, ``gather`` or ``scatter`` is not int32, or a tensor is a DTensor.
+        ValueError: shapes, devices, ``activation`` or, on a CPU, the values of ``offs`` do not fit; or ``gather`` or ``scatter`` does
+            not hold each number of ``[0, T * k)`` once.
 
     Examples:
         >>> x, experts = torch.ones(4, 8, dtype=torch.bfloat16), torch.ones(3, 8, 2, dtype=torch.bfloat16)
@@ -242,8 +272,14 @@ def grouped_mm(
                 [8., 8.],
                 [8., 8.],
                 [0., 0.]], dtype=torch.bfloat16)
+        >>> offs, places = ak.route(torch.tensor([[2, 0], [0, 1]]), 3)  # two of three experts for each of two tokens
+        >>> rows = ak.grouped_mm(x[:2], experts, offs=offs, gather=places)
+        >>> rows.shape
+        torch.Size([4, 2])
+        >>> ak.grouped_mm(rows, experts.mT, offs=offs, scatter=places, weights=torch.full((2, 2), 0.5)).shape
+        torch.Size([2, 8])
     """
-    return _call(a, b, offs, bias, out_dtype=out_dtype, activation=activation)
+    return _call(a, b, offs, bias, gather, scatter, weights, out_dtype=out_dtype, activation=activation)
 
 
 def grouped_linear(
@@ -252,7 +288,12 @@ def grouped_linear(
     offs: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
+    out_dtype: torch.dtype | None = None,
     activation: str | None = None,
+    gather: torch.Tensor | None = None,
+    scatter: torch.Tensor | None = None,
+    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The rows form with a weight ``[G, N, K]``, which keeps its own gradient, ``main_grad`` and shadow."""
-    return _call(x, weight, offs, bias, activation=activation, transposed=True)
+    options = {"out_dtype": out_dtype, "activation": activation, "transposed": True}
+    return _call(x, weight, offs, bias, gather, scatter, weights, **options)

@@ -61,20 +61,6 @@ AK_SIMD_CLONES void copy_span(const float* from, T* to, int64_t n) {
   round_span(from, to, n);
 }
 
-// `ahead(i)` may prefetch other data on the way.
-template <typename Floats, typename T, typename Ahead>
-AK_SIMD_INLINE float sum_of_products(const T* y, const T* g, int64_t n, const Ahead& ahead) {
-  const auto product = [](float grad, float own) AK_ALWAYS_INLINE { return grad * own; };
-  return sum_of_lanes<Floats>(
-      n,
-      [=](int64_t i, Floats& t) AK_ALWAYS_INLINE {
-        Floats other;
-        load_floats(g + i, t), load_floats(y + i, other), t = of_lanes(product, t, other);
-        prefetch_ahead(g + i), prefetch_ahead(y + i), ahead(i);
-      },
-      [=](int64_t i, float* rest) AK_ALWAYS_INLINE { make_rest(i, n, rest, product, g, y); });
-}
-
 template <typename T>
 AK_SIMD_INLINE void softmax_gradient_row(const T* y, const T* g, float sum, float* out, int64_t n) {
   const auto gradient = [=](float own, float grad)
@@ -130,11 +116,6 @@ float exp_span(const float* x, float base, float* e, int64_t n) {
 template <bool kLog>
 AK_SIMD_CLONES void softmax_span(const float* from, SoftmaxRow row, float* to, int64_t n) {
   softmax_result_row<kLog>(from, row, to, n);
-}
-template <typename T>
-float products_span(const T* y, const T* g, int64_t n) {
-  return with_lanes([=]<typename Floats>()
-                        AK_ALWAYS_INLINE { return sum_of_products<Floats>(y, g, n, [](int64_t) {}); });
 }
 template <typename T>
 AK_SIMD_CLONES void gradient_span(const T* y, const T* g, float sum, float* to, int64_t n) {

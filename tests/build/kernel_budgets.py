@@ -72,6 +72,10 @@ BUDGETS = {
     "unit_sums_kernel": Budget(registers=64, shared=0, blocks=4,
         why="bandwidth: 16 rows of a thread's column in flight, or 8 of gradient and input; 4 blocks of 256 share an SM"),
     "unit_chain_kernel": Budget(registers=64, shared=0, threads=32, why="16 units of a thread's column in flight"),
+    "spread_rows_kernel": Budget(registers=64, shared=0, blocks=4,
+        why="bandwidth: two pieces of 8 columns of x, and of y, in flight; 4 blocks of 256 share an SM"),
+    "combine_rows_kernel": Budget(registers=64, shared=0, blocks=4,
+        why="bandwidth: 8 columns of four rows in flight; 4 blocks of 256 share an SM"),
     "softmax_rows_ring_kernel": Budget(registers=128, shared=0, whole_sectors=True,
         opcodes={"LDGSTS": 2 * RING_COPIES, "MUFU.EX2": TEAM_COLUMNS},
         why="up to 32 columns of the row and of its mask; 16 warps an SM; the rows' bytes are in flight to shared "

@@ -129,7 +129,7 @@ class Product {
 
  private:
   static constexpr float kInitial = 3;
-  static constexpr float kUntouched = 1e-40f;  // an addition by TMA makes 0 of it
+  static constexpr float kUntouched = -0.0f;  // any addition, of zeros too, makes 0 of it
   static int64_t padded(int64_t x) { return (x + 7) / 8 * 8; }
   static size_t size(int64_t x) { return static_cast<size_t>(x); }
   int group_of(int place) const {
@@ -198,11 +198,15 @@ class Product {
       const int begin = g == 0 ? 0 : ends_[size(g - 1)], end = ends_[size(g)];
       for (int row = 0; row < m_; row++) {
         for (int column = 0; column < s_.n; column++) {
-          float sum = !s_.accumulate ? 0 : is_empty(g) ? kUntouched : kInitial;
+          const int64_t at = g * m_ * ld_c_ + (s_.turned_c ? row + column * m_ : row * ld_c_ + column);
+          if (s_.accumulate && is_empty(g)) {
+            if (std::signbit(to_float(c_[size(at)]))) continue;
+            return emu::format("c[%d, %d, %d] of an empty group was added to", g, row, column);
+          }
+          float sum = s_.accumulate ? kInitial : 0;
           for (int k = begin; k < end; k++) sum += value_a_[size(k * m_ + row)] * value_b_[size(k * s_.n + column)];
           if (g == s_.nan_group && begin < end) sum = NAN;
-          const int64_t at = s_.turned_c ? row + column * m_ : row * ld_c_ + column;
-          const std::string wrong = differs("c", c_[size(g * m_ * ld_c_ + at)], sum, g, row, column);
+          const std::string wrong = differs("c", c_[size(at)], sum, g, row, column);
           if (!wrong.empty()) return wrong;
         }
       }

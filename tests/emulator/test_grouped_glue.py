@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
+from amp_kernels._raw.gemm import gemm_op
 from amp_kernels._raw.grouped_gemm import grouped_gemm_accumulate_op, grouped_gemm_op
 from amp_kernels.testing.emulator import launches
 
@@ -97,6 +98,31 @@ def test_halves_that_tma_cannot_read(capability):
     a, b = integers(20, 16), integers(2, 16, 40, seed=1)
     launched = assert_same_on_both(lambda: grouped_gemm_op(a, b, ends(3, 20), activation="swiglu"))
     assert launched[-1] == "gemm_sm80_grouped"
+
+
+def family(call) -> str:
+    """The family of the product that `call` launches: its kernels sum in an order of their own."""
+    call()
+    (*_, last) = (launch.name for launch in launches() if launch.name.startswith("gemm_sm"))
+    return last[: len("gemm_sm90")]
+
+
+@pytest.mark.parametrize("k", [1, 7, 8, 20])
+@pytest.mark.parametrize("n", [6, 8, 24])
+def test_batch_invariant_groups_take_the_family_of_a_lone_product(k, n, capability):
+    """Also where k, n or an address is no multiple of 16 bytes, so that operands are copied for TMA."""
+    options, offs = {"batch_invariant": True}, ends(2, 6)
+    a, b, x, y = integers(6, k), integers(2, k, n, seed=1), integers(k, 6, seed=2), integers(6, n, seed=3)
+    with ak.backend("emulate"):
+        for left, right in zip((*ways(a), *[a] * 5), (*[b] * 5, *ways(b)), strict=True):
+            for activation in ("none", "swiglu"):
+                options["activation"] = activation
+                alone = family(lambda: gemm_op(left[:2], right[0], **options))  # noqa: B023
+                assert family(lambda: grouped_gemm_op(left, right, offs, **options)) == alone  # noqa: B023
+        options["activation"] = "none"
+        for left, right in zip((*ways(x), *[x] * 5), (*[y] * 5, *ways(y)), strict=True):
+            alone = family(lambda: gemm_op(left[:, 2:6], right[2:6], **options))  # noqa: B023
+            assert family(lambda: grouped_gemm_op(left, right, offs, **options)) == alone  # noqa: B023
 
 
 def test_sizes_of_zero(capability):

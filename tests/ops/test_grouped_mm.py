@@ -151,7 +151,7 @@ def test_wide_types_are_torchs_own(case, dtype, monkeypatch):
     with within(torch.bfloat16 if dtype == torch.float64 else None):  # not eligible for autocast
         assert torch.equal(case.ours(OFFS)(*tensors), expected)
     expected = torch.autograd.grad(expected.square().sum(), tensors)
-    monkeypatch.setattr(_grouped, "ends_are_known", lambda offs: False)
+    monkeypatch.setattr(_grouped, "values_are_known", lambda offs: False)
     given = leaves(tensors, dtype)
     with torch.no_grad():
         for tensor, dim in zip(given, case.behind, strict=True):

@@ -18,6 +18,7 @@ from amp_kernels._triton import (
     exponent_histogram,
     norm_backward,
     norm_forward,
+    routing,
     softmax_rows,
 )
 
@@ -96,6 +97,8 @@ def cases():
         # A program of 128 threads takes 32 rows of 128 columns at a time: 32 elements a thread.
         rules = Rules(2, exactly={LOAD: 2 * dtype.itemsize}, registers=80, shared=4096)
         yield f"column_sums of {dtype}", arch, lambda dtype=dtype: sum_columns(dtype), rules
+        rules = Rules(2, least={LOAD: 1, STORE: 1}, registers=64)
+        yield f"routing of {dtype}", arch, lambda dtype=dtype: route(dtype), rules
     smooth = {"label_smoothing": 0.1, "z_loss": 1e-4}
     for arch, dtype, target, options in (
         *((arch, BF16, None, smooth) for arch in ARCHS),
@@ -143,6 +146,12 @@ def embed(dtype, frequency):
 
 def sum_columns(dtype):
     column_sums.column_sums(torch.zeros(100, 768, dtype=dtype))
+
+
+def route(dtype):
+    places, rows = torch.zeros(4, 2, dtype=torch.int32), torch.zeros(8, 4096, dtype=dtype)
+    routing.spread_rows(torch.zeros(4, 4096, dtype=dtype), places, torch.zeros(4, 2), rows)
+    routing.combine_rows(rows, places, torch.zeros(4, 2))
 
 
 def loss(dtype, target, options):

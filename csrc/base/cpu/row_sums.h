@@ -133,6 +133,26 @@ float sum_of_span(const T* x, int64_t n) {
   return with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE { return sum_of_row<Floats>(x, n, [](int64_t) {}); });
 }
 
+// `ahead(i)` may prefetch other data on the way.
+template <typename Floats, typename T, typename Ahead>
+AK_SIMD_INLINE float sum_of_products(const T* y, const T* g, int64_t n, const Ahead& ahead) {
+  const auto product = [](float grad, float own) AK_ALWAYS_INLINE { return grad * own; };
+  return sum_of_lanes<Floats>(
+      n,
+      [=](int64_t i, Floats& t) AK_ALWAYS_INLINE {
+        Floats other;
+        load_floats(g + i, t), load_floats(y + i, other), t = of_lanes(product, t, other);
+        prefetch_ahead(g + i), prefetch_ahead(y + i), ahead(i);
+      },
+      [=](int64_t i, float* rest) AK_ALWAYS_INLINE { make_rest(i, n, rest, product, g, y); });
+}
+
+template <typename T>
+float products_span(const T* y, const T* g, int64_t n) {
+  return with_lanes([=]<typename Floats>()
+                        AK_ALWAYS_INLINE { return sum_of_products<Floats>(y, g, n, [](int64_t) {}); });
+}
+
 // results[r] = the lanes of_row(r) reduced by op, for r < rows. Four rows share the last steps.
 template <typename OfRow, typename Op>
 AK_SIMD_INLINE void join_rows(int64_t rows, float* results, const OfRow& of_row, const Op& op) {

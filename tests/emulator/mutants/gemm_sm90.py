@@ -13,6 +13,7 @@ MUTANTS = [
     Mutant(KERNEL, "release(previous); previous = p.stage;", "release(p.stage); previous = p.stage;", "releases the stage in use, not the previous one"),
     Mutant(PRODUCER, "mbarrier_wait(p.empty + 8 * p.stage, p.phase ^ 1);", "mbarrier_wait(p.empty + 8 * p.stage, p.phase);", "the producer waits for the wrong parity"),
     Mutant(PRODUCER, "mbarrier_wait(p.empty + 8 * p.stage, p.phase ^ 1);", "", "the producer does not wait for empty stages"),
+    Mutant(KERNEL, "Tile::kChained || !first || k16 != 0", "Tile::kChained || k16 != 0", "every step starts anew"),
     Mutant(KERNEL, "mbarrier_wait(p.full + 8 * p.stage, p.phase);", "", "the consumers do not wait for full stages"),
     Mutant(KERNEL, "mbarrier_wait(p.full + 8 * p.stage, p.phase);", "if (thread == 0) mbarrier_wait(p.full + 8 * p.stage, p.phase);",
            "only one consumer thread waits for full stages"),
