@@ -27,6 +27,7 @@ from .ops.matmul import matmul
 from .ops.mlp import mlp
 from .ops.newton_schulz import newton_schulz
 from .ops.norm import layer_norm, rms_norm
+from .ops.rotary import rotary
 from .ops.softmax import log_softmax, softmax
 from .ops.syrk import syrk
 from .optim import fp32_state_dict, refresh_shadows
@@ -74,6 +75,7 @@ __all__ = [
     "refresh_shadows",
     "revert",
     "rms_norm",
+    "rotary",
     "set_enabled",
     "silu",
     "softmax",
