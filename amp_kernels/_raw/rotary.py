@@ -47,9 +47,7 @@ def check_shapes(op: str, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, heads:
     check_same_device(op, q=q, k=k, cos=cos, sin=sin)
 
 
-def check_weights(
-    op: str, q: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, dtypes=KERNEL_DTYPES
-) -> None:
+def check_weights(op: str, q: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, dtypes=KERNEL_DTYPES) -> None:
     if (q_weight is None) != (k_weight is None):
         given, missing = ("k_weight", "q_weight") if q_weight is None else ("q_weight", "k_weight")
         raise ValueError(f"{op}: {missing} is None and {given} is not; accepted: both or none")
