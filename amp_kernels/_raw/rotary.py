@@ -70,11 +70,8 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, transposed: b
     ``sin`` broadcast to the first columns of ``x``."""
     width = cos.shape[-1]
     turning, rest = x[..., :width], x[..., width:]
-    if transposed:
-        y = turning * cos - _quarter(turning * sin, interleaved)
-    else:
-        y = turning * cos + _quarter(turning, interleaved) * sin
-    return torch.cat([y, rest], dim=-1)
+    across = -_quarter(turning * sin, interleaved) if transposed else _quarter(turning, interleaved) * sin
+    return torch.cat([turning * cos + across, rest], dim=-1)
 
 
 def _of_heads(angle: Tensor) -> Tensor:

@@ -29,15 +29,16 @@ struct RotaryHeads {
 
 /// Types are fp16, bf16 or fp32.
 struct Rotary {
-  RotaryHeads sides[2];          // queries, keys; both have a weight or none
-  const void *cos, *sin;         // dense, [tokens, rotary] or [batch, tokens, rotary]
-  float *slots, *sums;           // backward of a norm: scratch of rotary_backward_slots floats; gradients of the weights, [2, width]
+  RotaryHeads sides[2];   // queries, keys; both have a weight or none
+  const void *cos, *sin;  // dense, [tokens, rotary] or [batch, tokens, rotary]
+  float *slots,
+      *sums;  // backward of a norm: scratch of rotary_backward_slots floats; gradients of the weights, [2, width]
   DType in_type, x_type, weight_type, angle_type, out_type;
   int64_t batch, tokens;
-  int64_t angle_batch;           // elements between batches of cos and sin; 0: all batches share them
-  int width, rotary;             // even, 0 < rotary <= width <= kMaxHeadWidth; columns from `rotary` on do not turn
+  int64_t angle_batch;  // elements between batches of cos and sin; 0: all batches share them
+  int width, rotary;    // even, 0 < rotary <= width <= kMaxHeadWidth; columns from `rotary` on do not turn
   float eps;
-  bool interleaved;              // pairs are neighbours; otherwise `rotary / 2` columns apart
+  bool interleaved;  // pairs are neighbours; otherwise `rotary / 2` columns apart
 
   AK_HD int64_t rows() const { return batch * tokens; }
 };

@@ -81,8 +81,8 @@ float dot(const float* a, const float* b, int64_t n) {
       load_floats(a + i, t), load_floats(b + i, other);
       t = of_lanes(product, t, other);
     };
-    return sum_of_lanes<Floats>(
-        n, terms, [=](int64_t i, float* rest) AK_ALWAYS_INLINE { make_rest(i, n, rest, product, a, b); });
+    return sum_of_lanes<Floats>(n, terms,
+                                [=](int64_t i, float* rest) AK_ALWAYS_INLINE { make_rest(i, n, rest, product, a, b); });
   });
 }
 
@@ -126,8 +126,8 @@ void make_head(const Rotary& p, const RotaryHeads& side, int64_t row, int head, 
 
 // ---- tokens [begin, end) of all batches
 
+// With weights never transposed.
 void turn_tokens(const Rotary& p, bool transposed, int64_t begin, int64_t end) {
-  const bool norms = !transposed && p.sides[0].weight;
   const Weights weights(p);
   for (int64_t row = begin; row < end; ++row) {
     const int64_t batch = row / p.tokens, token = row % p.tokens;
@@ -137,7 +137,7 @@ void turn_tokens(const Rotary& p, bool transposed, int64_t begin, int64_t end) {
       for (int head = 0; head < side.heads; ++head) {
         alignas(64) HeadBuffer buffer, y;
         const float* x = load_tile(side.in.data, p.in_type, side.in.at(batch, token, head), p.width, buffer);
-        if (norms) {
+        if (side.weight) {
           norm_head(x, deviation_of(x, p.width, p.eps), weights.of[s], p.width, y);
           x = y;
         }

@@ -38,11 +38,12 @@ void check_angles(const char* op, ArgName name, const Tensor& t, const Tensor& c
   const int64_t d = t.dim();
   AK_CHECK(d == 2 || (d == 3 && (t.size(0) == 1 || t.size(0) == heads.size(0))), op, ": ", name,
            " must have shape (tokens, rotary) or (batch, tokens, rotary); got ", Ints{t.sizes()});
-  AK_CHECK(t.size(d - 2) == heads.size(1) && t.size(d - 1) % 2 == 0 && t.size(d - 1) > 0 &&
-               t.size(d - 1) <= heads.size(3),
-           op, ": ", name, " must have ", heads.size(1), " tokens and an even rotary width up to ", heads.size(3),
-           "; got ", Ints{t.sizes()});
-  AK_CHECK(same_sizes(t, cos) && t.scalar_type() == cos.scalar_type(), op, ": sin must have the shape and dtype of cos");
+  AK_CHECK(
+      t.size(d - 2) == heads.size(1) && t.size(d - 1) % 2 == 0 && t.size(d - 1) > 0 && t.size(d - 1) <= heads.size(3),
+      op, ": ", name, " must have ", heads.size(1), " tokens and an even rotary width up to ", heads.size(3), "; got ",
+      Ints{t.sizes()});
+  AK_CHECK(same_sizes(t, cos) && t.scalar_type() == cos.scalar_type(), op,
+           ": sin must have the shape and dtype of cos");
 }
 
 void check_weights(const char* op, const std::optional<Tensor>& q, const std::optional<Tensor>& k, int64_t width) {
@@ -121,10 +122,12 @@ std::tuple<Tensor, Tensor> run_rotary_forward(const Tensor& q, const Tensor& k, 
   return {q_out, k_out};
 }
 
-std::tuple<Tensor, Tensor, Tensor> run_rotary_backward(
-    const Tensor& grad_q, const Tensor& grad_k, const Tensor& cos, const Tensor& sin, const std::optional<Tensor> q,
-    const std::optional<Tensor> k, const std::optional<Tensor> q_weight, const std::optional<Tensor> k_weight,
-    const double eps, const bool interleaved, const ScalarType out_dtype) {
+std::tuple<Tensor, Tensor, Tensor> run_rotary_backward(const Tensor& grad_q, const Tensor& grad_k, const Tensor& cos,
+                                                       const Tensor& sin, const std::optional<Tensor> q,
+                                                       const std::optional<Tensor> k,
+                                                       const std::optional<Tensor> q_weight,
+                                                       const std::optional<Tensor> k_weight, const double eps,
+                                                       const bool interleaved, const ScalarType out_dtype) {
   constexpr const char* op = "rotary_backward";
   OpCall call(op, {"grad_q"}, grad_q);
   check_heads(op, {"grad_q"}, grad_q, grad_q);

@@ -1,5 +1,5 @@
-// rotary_forward and rotary_backward: queries and keys turn by the angles of their tokens, perhaps behind an RMS norm of
-// each head.
+// rotary_forward and rotary_backward: queries and keys turn by the angles of their tokens, perhaps behind an RMS norm
+// of each head.
 //
 // Work: reads each head and writes it, 4 bytes an element in 16 bits; backward of a norm reads the heads beside their
 // gradients, 6 bytes. Some 10 to 20 instructions an element, so memory bandwidth is the limit. Cosines and sines are
@@ -36,8 +36,8 @@ template <int kVec>
 struct Slice {
   static constexpr int kVectors = kVec == 1 ? 4 : 1, kPairs = kVec * kVectors;
 
-  int lanes, lane, team;        // lanes of a team, this lane in it, and its team in the warp
-  int half, turning;            // pairs of a head, and those that turn
+  int lanes, lane, team;  // lanes of a team, this lane in it, and its team in the warp
+  int half, turning;      // pairs of a head, and those that turn
   bool interleaved;
 
   AK_DEVICE explicit Slice(const Rotary& p) : half(p.width / 2), turning(p.rotary / 2), interleaved(p.interleaved) {
@@ -192,8 +192,8 @@ AK_DEVICE float deviation_of(const Pairs<kVec>& x, const Slice<kVec>& slice, con
 
 /// Places of the heads that a team has in flight, from head `first` on: elements, or -1.
 template <int kHeads>
-AK_DEVICE void places_of(int64_t (&at)[kHeads], const HeadRows& rows, int64_t batch, int64_t token, int first,
-                         int step, int heads) {
+AK_DEVICE void places_of(int64_t (&at)[kHeads], const HeadRows& rows, int64_t batch, int64_t token, int first, int step,
+                         int heads) {
   AK_UNROLL
   for (int i = 0; i < kHeads; i++) {
     const int head = first + i * step;
@@ -278,8 +278,7 @@ AK_DEVICE void normed_gradients(const Rotary& p, const RotaryHeads& of, const Sl
     AK_UNROLL
     for (int element = 0; element < 2; element++) {
       AK_UNROLL
-      for (int j = 0; j < kPairs; j++)
-        g[element][j] = norm_gradient(g[element][j], n[element][j], rstd, 0.0f, mean_gn);
+      for (int j = 0; j < kPairs; j++) g[element][j] = norm_gradient(g[element][j], n[element][j], rstd, 0.0f, mean_gn);
     }
     const int64_t row = batch * p.tokens + token;
     if (head < of.heads) store_pairs<kVec>(g, slice, of.out, p.out_type, (row * of.heads + head) * p.width);
@@ -341,14 +340,15 @@ Status with_vector(const Rotary& p, bool reads_x, const F& f) {
     all = all && aligned(side.in, p.in_type) && vector_aligned(side.weight) && vector_aligned(side.out);
     if (reads_x) all = all && aligned(side.x, p.x_type);
   }
-  const bool wide = p.in_type == DType::kFloat32 || p.out_type == DType::kFloat32 ||
-                    (reads_x && p.x_type == DType::kFloat32);
+  const bool wide =
+      p.in_type == DType::kFloat32 || p.out_type == DType::kFloat32 || (reads_x && p.x_type == DType::kFloat32);
   const auto fits = [&](int vec) { return all && p.width / 2 % vec == 0 && p.rotary / 2 % vec == 0; };
   if (!wide && fits(8)) return f(std::integral_constant<int, 8>{});
   if (fits(4)) return f(std::integral_constant<int, 4>{});
   return f(std::integral_constant<int, 1>{});
 }
 
+/// With weights never transposed: the gradient of a norm has a kernel of its own.
 Status turn(const Rotary& p, bool transposed, Stream stream) {
   if (p.rows() == 0) return {};
   constexpr int kWarps = kTurnThreads / kWarpThreads;
@@ -360,8 +360,8 @@ Status turn(const Rotary& p, bool transposed, Stream stream) {
                             .overlap_previous = true,
                             .stream = stream};
   return with_vector(p, false, [&]<int kVec>(std::integral_constant<int, kVec>) {
-    return p.sides[0].weight != nullptr && !transposed ? launch(rotary_turn_kernel<kVec, true>, config, p, transposed)
-                                                       : launch(rotary_turn_kernel<kVec, false>, config, p, transposed);
+    return p.sides[0].weight != nullptr ? launch(rotary_turn_kernel<kVec, true>, config, p, transposed)
+                                        : launch(rotary_turn_kernel<kVec, false>, config, p, transposed);
   });
 }
 
