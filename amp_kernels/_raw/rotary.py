@@ -8,12 +8,13 @@ heads, which it reads anyhow. The ops are raw; ``amp_kernels.rotary`` is the dif
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._checks.lists import KERNEL_DTYPES
-from .._checks.operands import check_same_device, check_tensor
+from .._checks.operands import check_out_dtype, check_same_device, check_tensor
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
 from ._norm import check_like, statistics
@@ -89,9 +90,28 @@ def _fresh(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty(x.shape, dtype=dtype, device=x.device).copy_(x)
 
 
+def check_forward(call: Any) -> None:
+    op = "rotary_forward"
+    check_shapes(op, call.q, call.k, call.cos, call.sin, 2)
+    check_weights(op, call.q, call.q_weight, call.k_weight)
+    check_out_dtype(op, call.out_dtype, KERNEL_DTYPES)
+
+
+def check_backward(call: Any) -> None:
+    op = "rotary_backward"
+    check_shapes(op, call.grad_q, call.grad_k, call.cos, call.sin, 2)
+    check_weights(op, call.grad_q, call.q_weight, call.k_weight)
+    check_out_dtype(op, call.out_dtype, KERNEL_DTYPES)
+    if len({t is None for t in (call.q, call.k, call.q_weight)}) > 1:
+        raise ValueError(f"{op}: q, k and the weights are not all None; accepted: all or none")
+    check_like(op, "q", call.q, call.grad_q.shape)
+    if call.q is not None:
+        check_like(op, "k", call.k, call.grad_k.shape, (call.q.dtype,))
+    check_same_device(op, grad_q=call.grad_q, q=call.q, k=call.k)
+
+
 def _reference_forward(call):
-    check_shapes("rotary_forward", call.q, call.k, call.cos, call.sin, 2)
-    check_weights("rotary_forward", call.q, call.q_weight, call.k_weight)
+    check_forward(call)
     results = []
     for x, weight in ((call.q.float(), call.q_weight), (call.k.float(), call.k_weight)):
         y = x if weight is None else _normalized(x, call.eps)[0] * weight.float()
@@ -101,16 +121,7 @@ def _reference_forward(call):
 
 
 def _reference_backward(call):
-    op = "rotary_backward"
-    check_shapes(op, call.grad_q, call.grad_k, call.cos, call.sin, 2)
-    check_weights(op, call.grad_q, call.q_weight, call.k_weight)
-    given = {t is None for t in (call.q, call.k, call.q_weight)}
-    if len(given) > 1:
-        raise ValueError(f"{op}: q, k and the weights are not all None; accepted: all or none")
-    if call.q is not None:
-        check_like(op, "q", call.q, call.grad_q.shape)
-        check_like(op, "k", call.k, call.grad_k.shape, (call.q.dtype,))
-        check_same_device(op, grad_q=call.grad_q, q=call.q, k=call.k)
+    check_backward(call)
     results, sums = [], []
     for grad, x, weight in ((call.grad_q, call.q, call.q_weight), (call.grad_k, call.k, call.k_weight)):
         g = turned(grad.float(), _of_heads(call.cos), _of_heads(call.sin), call.interleaved, transposed=True)
