@@ -45,6 +45,7 @@ ak.linear(x, weight, activation=3)  # type: ignore[arg-type]
 # Modules keep the type of the model.
 assert_type(ak.convert(model, skip=["0", nn.LayerNorm], report=True), nn.Sequential)
 assert_type(ak.revert(model), nn.Sequential)
+assert_type(ak.convert(model, fuse_rotary=True), nn.Sequential)
 ak.nn.Linear(8, 3, activation="relu")
 ak.nn.MLP(8, 32, activation="swiglu")
 ak.convert(x)  # type: ignore[type-var]
