@@ -18,7 +18,7 @@ def test_samples_of_the_op(op):
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("width, rotary", [(32, 32), (20, 12)])
+@pytest.mark.parametrize(("width", "rotary"), [(32, 32), (20, 12)])
 def test_heads_in_several_blocks_and_tokens_in_strips(width, rotary, interleaved, monkeypatch):
     monkeypatch.setattr(module, "_ELEMENTS", 128)
     q = normal(2, 7, 9, 2 * width)[..., :width]
