@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from types import ModuleType
 from typing import TypeVar
 
 import torch
@@ -131,13 +132,9 @@ def convert(
         if fuse_residuals:
             _fuse_residuals(modules, skipped, changes)
         if fuse_loss:
-<<<<<<< HEAD
             _fuse(modules, skipped, changes, head_loss)
         if fuse_rotary:
             _fuse(modules, skipped, changes, rotary)
-=======
-            _fuse_loss(modules, skipped, changes)
->>>>>>> main
     changes.summarise()
     return model
 
@@ -166,9 +163,6 @@ def _convert(modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.M
 def _fuse_residuals(
     modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.Module], changes: _Changes
 ) -> None:
-<<<<<<< HEAD
-    """Give each module that ``fusion`` (:mod:`.residual`, :mod:`.head_loss` or :mod:`.rotary`) knows its forward."""
-=======
     names = {module: name for name, module in modules if module not in skipped}
     for module, successor in residual.fusible(names):
         kind = own_class(module)
@@ -177,11 +171,16 @@ def _fuse_residuals(
         residual.set_successor(module, successor)
 
 
-def _fuse_loss(modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.Module], changes: _Changes) -> None:
->>>>>>> main
+def _fuse(
+    modules: list[tuple[str, torch.nn.Module]],
+    skipped: set[torch.nn.Module],
+    changes: _Changes,
+    fusion: ModuleType,
+) -> None:
+    """Give each module that ``fusion`` (:mod:`.head_loss` or :mod:`.rotary`) knows its forward."""
     for name, module in modules:
-        if module not in skipped and head_loss.fusible(module):
-            changes.replace(name, module, derived(own_class(module), head_loss.forward))
+        if module not in skipped and fusion.fusible(module):
+            changes.replace(name, module, derived(own_class(module), fusion.forward))
 
 
 def revert(model: Model) -> Model:
