@@ -31,7 +31,9 @@ constexpr int kTurnThreads = 256, kTurnBlocks = 2;          // and blocks an SM
 constexpr int kGradientThreads = 128, kGradientBlocks = 3;  // of the norm's gradient
 constexpr int kAhead = 2;
 
-/// Columns that a lane holds: kVectors vectors of kVec pairs. Vector v begins with pair (lane + v * lanes) * kVec.
+/// Columns that a lane holds: kVectors times two vectors, with kVec pairs between them. Halves: the first vector has
+/// the first elements of the pairs. Interleaved: each vector has whole pairs, unless it is one element, and the second
+/// vector lies half a head behind the first, so that a team's stores fill sectors.
 template <int kVec>
 struct Slice {
   static constexpr int kVectors = kVec == 1 ? 4 : 1, kPairs = kVec * kVectors;
@@ -47,17 +49,27 @@ struct Slice {
     team = lane_index() / lanes;
   }
   AK_DEVICE int teams() const { return kWarpThreads / lanes; }
-  AK_DEVICE int pair(int v) const { return (lane + v * lanes) * kVec; }
-  AK_DEVICE bool turns(int v) const { return pair(v) < turning; }
-  /// The column of an element of a pair. Columns that do not turn are in pairs, too.
-  AK_DEVICE int column(int pair, bool second) const {
-    if (interleaved) return 2 * pair + second;
-    return pair + (pair < turning ? (second ? turning : 0) : (second ? half : turning));
-  }
-  /// The first column of either vector: the first and the second elements, or pairs and pairs.
+  AK_DEVICE bool has(int v) const { return first(v) < half; }
+  /// The first column of a vector. Of halves, columns that do not turn are in pairs, too.
   AK_DEVICE int vector(int v, bool second) const {
-    return interleaved ? 2 * pair(v) + (second ? kVec : 0) : column(pair(v), second);
+    const int at = first(v);
+    if (interleaved) return kVec == 1 ? 2 * at + second : at + (second ? half : 0);
+    return at + (at < turning ? (second ? turning : 0) : (second ? half : turning));
   }
+  /// True if a vector is among the first `columns` of a head, whose second half begins at columns / 2.
+  AK_DEVICE bool is_within(int v, bool second, int columns) const {
+    return interleaved ? has(v) && vector(v, second) < columns : first(v) < columns / 2;
+  }
+  /// The column of an element of pair j.
+  AK_DEVICE int column(int j, bool second) const {
+    const int v = j / kVec, i = j % kVec;
+    if (!interleaved || kVec == 1) return vector(v, second) + i;
+    return vector(v, i >= kVec / 2) + 2 * i % kVec + second;
+  }
+  AK_DEVICE bool turns(int j) const { return is_within(j / kVec, kVec > 1 && j % kVec >= kVec / 2, 2 * turning); }
+
+ private:
+  AK_DEVICE int first(int v) const { return (lane + v * lanes) * kVec; }
 };
 
 /// A lane's pairs of a head: the first elements, and the second ones.
@@ -65,10 +77,10 @@ template <int kVec>
 using Pairs = float[2][Slice<kVec>::kPairs];
 
 /// pairs[i] = this lane's part of the head at element at[i] of `data`, or 0 if at[i] < 0. All loads are issued before
-/// the first is used. `limit`: columns of the head.
+/// the first is used.
 template <int kVec, bool kAnyType, int kHeads>
 AK_DEVICE void load_pairs(Pairs<kVec> (&pairs)[kHeads], const Slice<kVec>& slice, const void* data, DType dtype,
-                          const int64_t (&at)[kHeads], int limit) {
+                          const int64_t (&at)[kHeads], int columns) {
   constexpr int kVectors = Slice<kVec>::kVectors;
   with_row_dtype(dtype, [&]<class T>(T) {
     if constexpr (!kAnyType && kVec > kVectorOf<T>) return;  // no head is fp32
@@ -77,10 +89,12 @@ AK_DEVICE void load_pairs(Pairs<kVec> (&pairs)[kHeads], const Slice<kVec>& slice
     for (int i = 0; i < kHeads; i++) {
       AK_UNROLL
       for (int v = 0; v < kVectors; v++) {
-        if (at[i] < 0 || slice.pair(v) >= limit / 2) continue;
         const T* head = static_cast<const T*>(data) + at[i];
-        loaded[i][v][0] = load_vec<kVec>(head + slice.vector(v, false));
-        loaded[i][v][1] = load_vec<kVec>(head + slice.vector(v, true));
+        AK_UNROLL
+        for (int second = 0; second < 2; second++) {
+          if (at[i] >= 0 && slice.is_within(v, second, columns))
+            loaded[i][v][second] = load_vec<kVec>(head + slice.vector(v, second));
+        }
       }
     }
     AK_UNROLL
@@ -102,10 +116,10 @@ AK_DEVICE void load_pairs(Pairs<kVec> (&pairs)[kHeads], const Slice<kVec>& slice
 /// The same of one head's worth of cosines, sines or weights, of any type.
 template <int kVec>
 AK_DEVICE void load_factors(Pairs<kVec>& pairs, const Slice<kVec>& slice, const void* data, DType dtype, int64_t at,
-                            int limit) {
+                            int columns) {
   Pairs<kVec> one[1];
   const int64_t places[1] = {at};
-  load_pairs<kVec, true>(one, slice, data, dtype, places, limit);
+  load_pairs<kVec, true>(one, slice, data, dtype, places, columns);
   AK_UNROLL
   for (int j = 0; j < Slice<kVec>::kPairs; j++) pairs[0][j] = one[0][0][j], pairs[1][j] = one[0][1][j];
 }
@@ -118,7 +132,7 @@ AK_DEVICE void store_pairs(const Pairs<kVec>& pairs, const Slice<kVec>& slice, v
     T* head = static_cast<T*>(data) + at;
     AK_UNROLL
     for (int v = 0; v < Slice<kVec>::kVectors; v++) {
-      if (slice.pair(v) >= slice.half) continue;
+      if (!slice.has(v)) continue;
       Vec<T, kVec> a, b;
       const auto value = [&](int j) {  // element j of the pairs, one pair after the other
         return pairs[j % 2][v * kVec + j / 2];
@@ -152,14 +166,11 @@ struct TokenTurn {
   }
   AK_DEVICE void turn(Pairs<kVec>& x, const Slice<kVec>& slice) const {
     AK_UNROLL
-    for (int v = 0; v < Slice<kVec>::kVectors; v++) {
-      if (!slice.turns(v)) continue;
-      AK_UNROLL
-      for (int j = v * kVec; j < (v + 1) * kVec; j++) {
-        const float first = x[0][j], second = x[1][j];
-        x[0][j] = turned(first, second, cos[0][j], sin[0][j]);
-        x[1][j] = turned(second, first, cos[1][j], sin[1][j]);
-      }
+    for (int j = 0; j < Slice<kVec>::kPairs; j++) {
+      if (!slice.turns(j)) continue;
+      const float first = x[0][j], second = x[1][j];
+      x[0][j] = turned(first, second, cos[0][j], sin[0][j]);
+      x[1][j] = turned(second, first, cos[1][j], sin[1][j]);
     }
   }
 };
@@ -308,12 +319,12 @@ rotary_gradient_kernel(AK_PARAM(Rotary) p) {
   for (int side = 0; side < 2; side++) {
     AK_UNROLL
     for (int i = 0; i < 2 * kPairs; i++) {
-      const int element = i / kPairs, j = i % kPairs, pair = slice.pair(j / kVec) + j % kVec;
+      const int element = i / kPairs, j = i % kPairs;
       float sum = of_weight[side][element][j];
       AK_NO_UNROLL
       for (int mask = slice.lanes; mask < kWarpThreads; mask *= 2) sum += shuffle_xor(sum, mask);
-      if (slice.team == 0 && pair < slice.half)
-        of_warps[(warp_index() * 2 + side) * p.width + slice.column(pair, element == 1)] = sum;
+      if (slice.team == 0 && slice.has(j / kVec))
+        of_warps[(warp_index() * 2 + side) * p.width + slice.column(j, element == 1)] = sum;
     }
   }
   block_sync();

@@ -27,7 +27,7 @@ OTHER_BITS = [
     op
     for op in OPS
     if op.name.startswith(
-        ("gemm", "grouped_gemm", "norm_", "cross_entropy", "softmax", "embedding_accumulate", "lamb_half")
+        ("gemm", "grouped_gemm", "norm_", "rotary_", "cross_entropy", "softmax", "embedding_accumulate", "lamb_half")
     )
 ]
 
