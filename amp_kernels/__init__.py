@@ -27,6 +27,7 @@ from .ops.matmul import matmul
 from .ops.mlp import mlp
 from .ops.newton_schulz import newton_schulz
 from .ops.norm import layer_norm, rms_norm
+from .ops.rotary import rotary
 from .ops.routing import route
 from .ops.softmax import log_softmax, softmax
 from .ops.syrk import syrk
@@ -75,6 +76,7 @@ __all__ = [
     "refresh_shadows",
     "revert",
     "rms_norm",
+    "rotary",
     "route",
     "set_enabled",
     "silu",

@@ -36,6 +36,7 @@ OURS = (
         "bias and activation in fp32, one rounding",
     ),
     Row(("layer_norm", "rms_norm"), "fp32 inside", "fp32 inside", "reads an fp32 residual stream without a copy"),
+    Row(("rotary",), "fp32 inside", "fp32 inside", "takes the norms of queries and keys; no fp32 copies of them"),
     Row(("softmax", "log_softmax"), "fp32 inside", "fp32 inside", "takes a mask; makes no fp32 copy of the scores"),
     Row(("gelu", "silu", "swiglu"), "input dtype kept", "input dtype kept", "computed in fp32, one rounding"),
     Row(

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from types import ModuleType
 from typing import TypeVar
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from .._checks.modules import check_module
 from .._checks.types import type_name
 from .._sharding.dtensor import is_dtensor
-from . import activation, conv1d, copied_norm, experts, fused, head_loss, residual
+from . import activation, conv1d, copied_norm, experts, fused, head_loss, residual, rotary
 from ._derived import base_of, derived
 from ._wrapped import own_class, wrapped_as
 from .cross_entropy import CrossEntropyLoss
@@ -42,6 +43,7 @@ def convert(
     report: bool = False,
     fuse_residuals: bool = False,
     fuse_loss: bool = False,
+    fuse_rotary: bool = False,
 ) -> Model:
     """Replace the Linear, LayerNorm, RMSNorm, Embedding and CrossEntropyLoss modules of ``model``, including itself, with those of
     :mod:`amp_kernels.nn`, in place; also their equivalents in Hugging Face's model files.
@@ -74,6 +76,11 @@ def convert(
     changes its logits before the loss (Gemma 2) stays as it is. The model's own forward runs in evaluation, in torch.compile, with
     ``return_dict=False``, with a loss function set by the user, and while the head has hooks, was replaced or is a DTensor.
 
+    With ``fuse_rotary`` the attention of transformers' models (Llama, Mistral, Qwen3, Phi, Cohere and others) turns queries and keys by
+    :func:`amp_kernels.rotary`, which also makes their norms, if there are any: one kernel forward and one backward. This covers every
+    module whose forward calls a function ``apply_rotary_pos_emb`` that computes the formula on a few numbers. Results are rounded once,
+    where the model's own operations round each product and sum. torch.compile fuses these operations by itself.
+
     ``fully_shard`` and ``replicate`` may be called before or after. Wrapped modules stay wrapped, also after :func:`revert`.
     They get hooks, so a layer that is wrapped alone runs unfused; wrap the block around it instead.
 
@@ -95,6 +102,7 @@ def convert(
         report: also print a line for each replaced module, and for each other module with parameters, with the reason.
         fuse_residuals: let norms make the additions in front of them.
         fuse_loss: let causal language models compute head and loss as one op in training.
+        fuse_rotary: let attention turn queries and keys, and make their norms, as one op.
 
     Returns:
         ``model``.
@@ -124,7 +132,9 @@ def convert(
         if fuse_residuals:
             _fuse_residuals(modules, skipped, changes)
         if fuse_loss:
-            _fuse_loss(modules, skipped, changes)
+            _fuse(modules, skipped, changes, head_loss)
+        if fuse_rotary:
+            _fuse(modules, skipped, changes, rotary)
     changes.summarise()
     return model
 
@@ -161,10 +171,16 @@ def _fuse_residuals(
         residual.set_successor(module, successor)
 
 
-def _fuse_loss(modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.Module], changes: _Changes) -> None:
+def _fuse(
+    modules: list[tuple[str, torch.nn.Module]],
+    skipped: set[torch.nn.Module],
+    changes: _Changes,
+    fusion: ModuleType,
+) -> None:
+    """Give each module that ``fusion`` (:mod:`.head_loss` or :mod:`.rotary`) knows its forward."""
     for name, module in modules:
-        if module not in skipped and head_loss.fusible(module):
-            changes.replace(name, module, derived(own_class(module), head_loss.forward))
+        if module not in skipped and fusion.fusible(module):
+            changes.replace(name, module, derived(own_class(module), fusion.forward))
 
 
 def revert(model: Model) -> Model:

@@ -16,7 +16,7 @@ def looks_like_rms_norm(module: torch.nn.Module) -> bool:
     weight = module._parameters.get("weight")
     return (
         type(module).__name__.endswith("Norm")
-        and _epsilon(module) is not None
+        and epsilon_of(module) is not None
         and list(module._parameters) == ["weight"]
         and weight is not None
         and weight.ndim == 1
@@ -30,7 +30,7 @@ def is_rms_norm(module: torch.nn.Module) -> bool:
     Gemma's adds one to its weight, Cohere's subtracts the mean, Mamba's has a gate."""
     if not looks_like_rms_norm(module):
         return False
-    columns, epsilon, kind = module.weight.numel(), _epsilon(module), type(module)
+    columns, epsilon, kind = module.weight.numel(), epsilon_of(module), type(module)
     weight = values(columns, dtype=torch.float32, seed=0.7)
     # One row is small enough for the epsilon to matter.
     x = values(2, columns, dtype=torch.float32)
@@ -39,27 +39,27 @@ def is_rms_norm(module: torch.nn.Module) -> bool:
     return same(lambda t: kind.forward(probe, t), lambda t: F.rms_norm(t, (columns,), weight, epsilon), x, 1e-5)
 
 
-def _epsilon(module: torch.nn.Module) -> float | None:
+def epsilon_of(module: torch.nn.Module) -> float | None:
     found = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     return found if isinstance(found, float) else None
 
 
-def _mixed(module: torch.nn.Module, x: torch.Tensor) -> bool:
+def mixed(module: torch.nn.Module, x: torch.Tensor) -> bool:
     """True if the dtype of the result is the model's to choose: for mixed inputs it differs between models."""
     return x.dtype != module.weight.dtype and autocast.dtype_on(x.device.type) is None
 
 
 @shows("amp_kernels.rms_norm")
 def forward(self, x: torch.Tensor) -> torch.Tensor:
-    if _mixed(self, x):
+    if mixed(self, x):
         return own_forward(self, x)
-    return rms_norm(x, self.weight.shape, self.weight, _epsilon(self))
+    return rms_norm(x, self.weight.shape, self.weight, epsilon_of(self))
 
 
 def of_sum(
     module: torch.nn.Module, branch: torch.Tensor, stream: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """``(norm(stream + branch), stream + branch)`` in one pass, or ``None``."""
-    if _mixed(module, stream):
+    if mixed(module, stream):
         return None
-    return rms_norm(branch, module.weight.shape, module.weight, _epsilon(module), residual=stream)
+    return rms_norm(branch, module.weight.shape, module.weight, epsilon_of(module), residual=stream)

@@ -32,6 +32,7 @@ OTHER_BITS = [
             "gemm",
             "grouped_gemm",
             "norm_",
+            "rotary_",
             "cross_entropy",
             "softmax",
             "embedding_accumulate",

@@ -61,6 +61,17 @@ def test_norms(x, y, columns):
     assert not halves("norm_backward", added, values, *statistics, weight, added, parameters=parameters, branch_dtype=y)
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("width", "rotary"), [(128, 128), (64, 32)])
+@pytest.mark.parametrize(("x", "y"), PAIRS, ids=str)
+def test_rotary_embedding(x, y, width, rotary, interleaved):
+    q, k, weight = normal(1, 2, 4, width, dtype=x), normal(1, 2, 2, width, dtype=x), normal(width)
+    grads, angle = (normal(*t.shape, dtype=y) for t in (q, k)), normal(2, rotary)
+    options = {"eps": 1e-5, "interleaved": interleaved}
+    assert not halves("rotary_forward", q, k, angle, angle, weight, weight, out_dtype=y, **options)
+    assert not halves("rotary_backward", *grads, angle, angle, q, k, weight, weight, out_dtype=x, **options)
+
+
 @pytest.mark.parametrize("columns", [256, 1024, 8192, 12_288])
 @pytest.mark.parametrize(("x", "y"), PAIRS, ids=str)
 def test_softmax(x, y, columns):

@@ -100,6 +100,21 @@ def add_and_norm(**options):
     return make
 
 
+def rotary(normed: bool):
+    def make() -> Callable[[], list[Tensor]]:
+        q, k = (leaf(2, ROWS, heads, COLUMNS, dtype=BF16, seed=heads) for heads in (4, 2))
+        cos, sin = normal(ROWS, COLUMNS, seed=1), normal(ROWS, COLUMNS, seed=2)
+        weights = [leaf(COLUMNS, seed=3), leaf(COLUMNS, seed=4)] if normed else []
+
+        def function(q, k, q_weight=None, k_weight=None):
+            q, k = q.transpose(1, 2), k.transpose(1, 2)
+            return ak.rotary(q, k, cos, sin, q_weight=q_weight, k_weight=k_weight)
+
+        return with_gradients(function, q, k, *weights)
+
+    return make
+
+
 #: Each makes a call without arguments, on the GPU, that returns tensors.
 CALLS: dict[str, Callable[[], Callable[[], list[Tensor]]]] = {
     "layer_norm": add_and_norm(),
@@ -107,6 +122,8 @@ CALLS: dict[str, Callable[[], Callable[[], list[Tensor]]]] = {
     "rms_norm": lambda: with_gradients(
         lambda x, w: ak.rms_norm(x, (COLUMNS,), w), leaf(ROWS, COLUMNS, dtype=F16), leaf(COLUMNS)
     ),
+    "rotary": rotary(False),
+    "rotary with norms": rotary(True),
     "cross_entropy": loss(),
     "cross_entropy, sum, weights": loss(reduction="sum", weighted=True),
     "cross_entropy, none, smoothing, z-loss": loss(reduction="none", label_smoothing=0.1, z_loss=1e-3),

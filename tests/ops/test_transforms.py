@@ -122,6 +122,7 @@ IN_THEIR_OWN_DTYPE = {
     "dropout_add": lambda x: ak.dropout_add(x, -x, p=0.5),
     "layer_norm": lambda x: ak.layer_norm(x, 8),
     "rms_norm": lambda x: ak.rms_norm(x, 8),
+    "rotary": lambda x: ak.rotary(x[None, None], x[None, None], x, x, q_weight=x[0], k_weight=x[1])[0][0, 0],
     "embedding": lambda x: ak.embedding((x[:, 0] > 0).long(), WEIGHTS[0]),
     "embedding of a table": lambda x: ak.embedding(torch.tensor([[2, 0, 1]]), x, padding_idx=1),
 }

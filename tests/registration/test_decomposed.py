@@ -15,6 +15,7 @@ CALLS = {
     "layer_norm": lambda x: ak.layer_norm(x, 16, WEIGHT, WEIGHT),
     "layer_norm residual": lambda x: sum(ak.layer_norm(x, 16, WEIGHT, residual=STREAM)),
     "rms_norm residual": lambda x: sum(ak.rms_norm(x, 16, WEIGHT, residual=STREAM)),
+    "rotary": lambda x: sum(ak.rotary(x[None, None], x[None, None], X, X, q_weight=WEIGHT, k_weight=WEIGHT)),
     "gelu": ak.gelu,
     "swiglu": ak.swiglu,
     "softmax": lambda x: ak.softmax(x, -1, mask=KEEP, safe=True),

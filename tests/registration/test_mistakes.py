@@ -31,6 +31,10 @@ CALLS = {
     ak.mlp: ({"x": X, "weight1": W, "bias1": B, "weight2": W[:, :4], "bias2": B}, ("bias1", "bias2")),
     ak.layer_norm: ({"x": X, "normalized_shape": 8, "weight": X[0], "bias": X[0]}, ("weight", "bias")),
     ak.rms_norm: ({"x": X, "normalized_shape": 8, "weight": X[0], "residual": X}, ("weight", "residual")),
+    ak.rotary: (
+        {"q": X[None, None], "k": X[None, None], "cos": X, "sin": X, "q_weight": X[0], "k_weight": X[0]},
+        ("q_weight", "k_weight"),
+    ),
     ak.softmax: ({"input": X, "dim": 1, "mask": X > 0}, ("mask",)),
     ak.log_softmax: ({"input": X, "dim": 1}, ()),
     ak.cross_entropy: ({"logits": X, "target": IDS, "weight": torch.ones(8)}, ("weight",)),

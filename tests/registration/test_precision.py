@@ -49,6 +49,7 @@ OURS = {
     "mlp": lambda new: ak.mlp(new(4, 8), new(8, 8), None, new(8, 8)),
     "layer_norm": lambda new: ak.layer_norm(new(4, 8), 8, new(8), new(8)),
     "rms_norm": lambda new: ak.rms_norm(new(4, 8), 8, new(8)),
+    "rotary": lambda new: ak.rotary(new(1, 2, 4, 8), new(1, 1, 4, 8), new(4, 8), new(4, 8))[0],
     "softmax": lambda new: ak.softmax(new(4, 8), -1),
     "log_softmax": lambda new: ak.log_softmax(new(4, 8), -1),
     "gelu": lambda new: ak.gelu(new(4, 8)),

@@ -18,6 +18,7 @@ from amp_kernels._triton import (
     exponent_histogram,
     norm_backward,
     norm_forward,
+    rotary,
     routing,
     softmax_rows,
 )
@@ -90,6 +91,9 @@ def cases():
     for arch, columns, log in (*((arch, 1024, False) for arch in ARCHS), (90, 50304, True)):
         rules = Rules(2, least={LOAD: 1, STORE: 1}, registers=128)
         yield f"softmax of {columns}", arch, lambda columns=columns, log=log: softmax(columns, log), rules
+    for arch in ARCHS:  # first and second elements of pairs
+        rules = Rules(2, least={LOAD: 2, STORE: 2}, never=rf"{DOUBLES}|atom|red\.global", registers=240)
+        yield "rotary", arch, rotate, rules
     for arch, dtype, frequency in (*((arch, BF16, False) for arch in ARCHS), (90, F32, True)):
         rules = Rules(2, least={LOAD: 1, STORE: 1}, registers=64)
         yield f"embedding of {dtype}", arch, lambda dtype=dtype, f=frequency: embed(dtype, f), rules
@@ -136,6 +140,14 @@ def softmax(columns, log):
     )
     softmax_rows.softmax_rows(x, mask, log=log, out_dtype=BF16)
     softmax_rows.softmax_rows_backward(x, x, torch.zeros(2, 4) if log else None, mask, out_dtype=BF16)
+
+
+def rotate():
+    q, k = torch.zeros(1, 4, 32, 128, dtype=BF16), torch.zeros(1, 4, 8, 128, dtype=BF16)
+    cos, weight = torch.zeros(4, 128, dtype=BF16), torch.ones(128, dtype=BF16)
+    options = {"eps": 1e-6, "interleaved": False, "out_dtype": BF16}
+    rotary.rotary_forward(q, k, cos, cos, weight, weight, **options)
+    rotary.rotary_backward(q, k, cos, cos, q, k, weight, weight, **options)
 
 
 def embed(dtype, frequency):

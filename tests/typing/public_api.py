@@ -22,6 +22,7 @@ assert_type(ak.layer_norm(x, [8], residual=x), tuple[Tensor, Tensor])
 assert_type(ak.layer_norm(x, 8, residual=x, dropout_p=0.1), tuple[Tensor, Tensor])
 assert_type(ak.rms_norm(x, 8, eps=1e-6), Tensor)
 assert_type(ak.rms_norm(x, 8, residual=x), tuple[Tensor, Tensor])
+assert_type(ak.rotary(x, x, x, x, q_weight=x, k_weight=x, interleaved=True), tuple[Tensor, Tensor])
 assert_type(ak.cross_entropy(x, target, label_smoothing=0.1, z_loss=1e-4), Tensor)
 assert_type(ak.linear_cross_entropy(x, weight, target), Tensor)
 assert_type(ak.softmax(x, -1, mask=x > 0, safe=True), Tensor)
@@ -44,6 +45,7 @@ ak.linear(x, weight, activation=3)  # type: ignore[arg-type]
 # Modules keep the type of the model.
 assert_type(ak.convert(model, skip=["0", nn.LayerNorm], report=True), nn.Sequential)
 assert_type(ak.revert(model), nn.Sequential)
+assert_type(ak.convert(model, fuse_rotary=True), nn.Sequential)
 ak.nn.Linear(8, 3, activation="relu")
 ak.nn.MLP(8, 32, activation="swiglu")
 ak.convert(x)  # type: ignore[type-var]
