@@ -2,11 +2,12 @@
 
 Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) maps a counter and a key to four
 random words. The key is the seed; the counter says what the bits are for: elements ``8 q .. 8 q + 7`` (in memory order)
-of a parameter at a step, and which of its values. So an element is rounded alike whoever computes it: any backend, number
-of threads, rank, or run resumed from a checkpoint.
+of a parameter at a step. So an element is rounded alike whoever computes it: any backend, number of threads, rank, or run
+resumed from a checkpoint.
 
-The counter is ``(q mod 2^32, q / 2^32 + 2^24 * stream, parameter, step)``. Stream 0 is for weights: 16 bits an element, the
-lower 8 of them for a weight of 24 bits. Stream ``1 + k`` is for the 8-bit codes of the rule's moment number ``k``.
+The counter is ``(q mod 2^32, q / 2^32, parameter, step)``. Each half of a word is for one element: 16 bits, the lower 8 of them
+for a weight of 24 bits. The 8-bit codes of moment number ``k`` have the same words in another order, word ``w`` in place
+of word ``w xor (1 + k)``. So all values of an element have independent bits, from one call of the generator.
 """
 
 from __future__ import annotations
@@ -37,15 +38,16 @@ def philox4x32_10(counter: tuple[Word, Word, Word, Word], key: Word) -> tuple[Wo
     return c0, c1, c2, c3
 
 
-def rounding_bits(seed: int, step: Tensor, index: int, numel: int, stream: int = 0) -> Tensor:
+def rounding_bits(seed: int, step: Tensor, index: int, numel: int, value: int = 0) -> Tensor:
     """16 random bits, as int64, for each of ``numel`` elements of a parameter at ``step``.
 
     ``index``: the parameter's number, below 2^32, plus 2^32 times the block of 32 elements of the whole parameter with which
-    this piece of it begins.
+    this piece of it begins. ``value``: 0 is the weight, ``1 + k`` moment ``k``.
     """
     group = torch.arange(-(-numel // 8), device=step.device) + (index >> 32) * 4
-    words = (group & _WORD, group >> 32 | stream << 24, index & _WORD, step.long())
-    words = torch.stack(philox4x32_10(words, seed), dim=1)
+    counter = (group & _WORD, group >> 32, index & _WORD, step.long())
+    drawn = philox4x32_10(counter, seed)
+    words = torch.stack([drawn[w ^ value] for w in range(4)], dim=1)
     return torch.stack((words & 0xFFFF, words >> 16), dim=2).reshape(-1)[:numel]
 
 

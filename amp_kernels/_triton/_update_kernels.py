@@ -138,8 +138,8 @@ def key_of(row, seed):
 
 
 @triton.jit
-def random_bits(key, first, N: tl.constexpr, STREAM: tl.constexpr):
-    return rounding_bits(key[0], key[1], key[2], key[3] + first, N, STREAM)
+def random_bits(key, first, N: tl.constexpr, VALUE: tl.constexpr):
+    return rounding_bits(key[0], key[1], key[2], key[3] + first, N, VALUE)
 
 
 @triton.jit

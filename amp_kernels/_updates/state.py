@@ -162,7 +162,7 @@ class Moment:
         code = _block8.SECOND if unsigned else _block8.FIRST
         if buffer.dtype != torch.uint8:
             return cls(buffer[offset : offset + n], None, code, None)
-        random16 = rounding_bits(a.seed, step, index, -(-n // _block8.BLOCK) * _block8.BLOCK, stream=1 + k)
+        random16 = rounding_bits(a.seed, step, index, -(-n // _block8.BLOCK) * _block8.BLOCK, value=1 + k)
         return cls(buffer[offset : offset + n], exponents_at(buffer, offset, n), code, random16)
 
     def load(self) -> Tensor:

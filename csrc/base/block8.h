@@ -57,29 +57,39 @@ AK_HD uint32_t above_two(float x, float scale) {
 
 }  // namespace detail
 
+inline constexpr uint32_t kBlock8LeastCode = 0x40100000;  // the bits of 2 and a unit
+
 // The code of an element of a block with this exponent byte, without its sign, in the upper 8 bits; the other bits have
-// no meaning. `random` has 16 bits.
+// no meaning. `random`: 16 bits, times 256.
 //
 // The value is scaled so that the least binade begins at 2. From there on the code is in bits 20 to 27 of twice the
 // value, as fp32; below, of the value plus 2, which makes it a fixed-point number. The larger of the two is the one
 // that counts. The fp32 code of 2 has zeros there.
 template <class Code>
 AK_HD uint32_t block8_round(float x, uint32_t exponent, uint32_t random) {
-  constexpr uint32_t kLeastCode = 0x40100000;  // of 2 and a unit
   const float scale = float_of((254 + Code::kTop - exponent) << 23);
   uint32_t wide = larger(bits_of(abs(x) * (scale + scale)), detail::above_two(abs(x), scale));
-  if constexpr (!Code::kSigned) wide = larger(wide, x == 0.0f ? 0u : kLeastCode);
-  return wide * 16 + random * 256;
+  if constexpr (!Code::kSigned) wide = larger(wide, x == 0.0f ? 0u : kBlock8LeastCode);
+  return wide * 16 + random;
 }
 
+// `random`: 16 bits.
 template <class Code>
 AK_HD uint8_t block8_encode(float x, uint32_t exponent, uint32_t random) {
   const uint32_t sign = Code::kSigned ? bits_of(x) >> 24 & 0x80u : 0u;
-  return static_cast<uint8_t>(exponent == kBlock8NaN ? 0u : block8_round<Code>(x, exponent, random) >> 24 | sign);
+  return static_cast<uint8_t>(exponent == kBlock8NaN ? 0u : block8_round<Code>(x, exponent, random * 256) >> 24 | sign);
 }
 
 template <class Code>
 AK_HD float block8_decode(uint32_t code, uint32_t exponent) {
+#if defined(__CUDA_ARCH__)
+  // The exponents and mantissas of codes are those of fp32 numbers, subnormals included, whose products are exact here.
+  // A GPU multiplies subnormals as fast as others; a CPU does not, and may flush them to zero.
+  const uint32_t small = Code::kSigned ? static_cast<uint32_t>(static_cast<int32_t>(code << 24) >> 4) & 0x87f00000u
+                                       : code << 20;
+  const float scale = float_of(exponent == kBlock8NaN ? 0x7fc00000u : exponent << 23);
+  return float_of(small) * float_of((254 - Code::kTop) << 23) * scale;
+#else
   const uint32_t magnitude = Code::kSigned ? code & 0x7fu : code;
   const uint32_t base = (exponent - Code::kTop) << 23;
   const float least = float_of(exponent == kBlock8NaN ? 0x7fc00000u : base + (1u << 23));
@@ -88,6 +98,7 @@ AK_HD float block8_decode(uint32_t code, uint32_t exponent) {
   const float normal = float_of(base + (magnitude << 20));
   const float x = min_or_nan(fma(2.0f, normal, -least), normal);
   return Code::kSigned ? float_of(bits_of(x) | (code & 0x80u) << 24) : x;
+#endif
 }
 
 }  // namespace ak

@@ -54,15 +54,23 @@ AK_HD Philox4 philox4x32_10(Philox4 counter, const PhiloxKeys& keys) {
 
 // Random bits for stochastic rounding: eight 16-bit numbers per call, for elements 8 * group .. 8 * group + 7 of
 // parameter `param` at step `step`. They depend on the element alone, not on who computes it, so sharded and restarted
-// runs round identically. Stream 0 is for the weight, stream 1 + k for moment k in 8 bits. `seed`: a number, or its
-// PhiloxKeys.
+// runs round identically. `seed`: a number, or its PhiloxKeys.
 template <typename Seed>
-AK_HD Philox4 rounding_bits(const Seed& seed, uint32_t step, uint32_t param, uint64_t group, uint32_t stream = 0) {
-  const uint32_t high = static_cast<uint32_t>(group >> 32) | stream << 24;
-  return philox4x32_10({{static_cast<uint32_t>(group), high, param, step}}, seed);
+AK_HD Philox4 rounding_bits(const Seed& seed, uint32_t step, uint32_t param, uint64_t group) {
+  return philox4x32_10({{static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32), param, step}}, seed);
 }
 
-// Number `lane` (0..7) of the eight.
-AK_HD uint32_t random16(const Philox4& bits, int lane) { return (bits.word[lane >> 1] >> (16 * (lane & 1))) & 0xffffu; }
+// The number of element `lane` (0..7) of the eight, times kScale, 1 or 256, for one of its values: 0 is the weight,
+// 1 + k moment k in 8 bits. All values share one call. The words change places between them, so the values of an
+// element have independent bits, and so have the elements of a value.
+template <uint32_t kScale = 1>
+AK_HD uint32_t random16(const Philox4& bits, int lane, int value) {
+  const uint32_t word = bits.word[lane >> 1 ^ value];
+#if defined(__CUDA_ARCH__)  // one prmt, which the compiler does not find
+  return __byte_perm(word, 0, (kScale == 256 ? 0x4104u : 0x4410u) + (lane & 1) * (kScale == 256 ? 0x220u : 0x22u));
+#else
+  return (word >> 16 * (lane & 1) & 0xffffu) * kScale;
+#endif
+}
 
 }  // namespace ak

@@ -17,13 +17,17 @@ namespace ak {
 template <typename T>
 AK_HD uint32_t wide_code(float x);
 
+// The same for every x but NaN.
+template <typename T>
+AK_HD uint32_t wide_code_of_number(float x);
+
 template <>
-AK_HD uint32_t wide_code<bf16>(float x) {
-  return is_nan(x) ? bits_of(x) | 0x00400000u : bits_of(x);
+AK_HD uint32_t wide_code_of_number<bf16>(float x) {
+  return bits_of(x);
 }
 
 template <>
-AK_HD uint32_t wide_code<fp16>(float x) {
+AK_HD uint32_t wide_code_of_number<fp16>(float x) {
   const uint32_t sign = bits_of(x) & 0x80000000u;
   const uint32_t magnitude = bits_of(x) & 0x7fffffffu;
   const uint32_t normal = (magnitude - (112u << 23)) << 3;
@@ -33,8 +37,17 @@ AK_HD uint32_t wide_code<fp16>(float x) {
   const float rounded = (units + 0x1p23f) - 0x1p23f;
   const uint32_t subnormal = static_cast<uint32_t>(static_cast<int32_t>(units < 0x1p23f ? rounded : units));
   const uint32_t finite = magnitude < (113u << 23) ? subnormal : normal;
-  const uint32_t limited = magnitude < (143u << 23) ? finite : 0x7c000000u;
-  return sign | (magnitude > 0x7f800000u ? 0x7e000000u : limited);
+  return sign | (magnitude < (143u << 23) ? finite : 0x7c000000u);
+}
+
+template <>
+AK_HD uint32_t wide_code<bf16>(float x) {
+  return is_nan(x) ? bits_of(x) | 0x00400000u : bits_of(x);
+}
+
+template <>
+AK_HD uint32_t wide_code<fp16>(float x) {
+  return is_nan(x) ? (bits_of(x) & 0x80000000u) | 0x7e000000u : wide_code_of_number<fp16>(x);
 }
 
 template <typename T>

@@ -50,7 +50,7 @@ AK_HD SplitMaster<T> split_master(float x) {
 template <typename T>
 AK_HD SplitMaster<T> split_master24(float x, uint32_t random) {
   const uint32_t quiet = wide_code<T>(float_of(0x7fc00000u));
-  const uint32_t code = x != x ? quiet : wide_code<T>(x) + random;
+  const uint32_t code = x != x ? quiet : wide_code_of_number<T>(x) + random;
   return {T{static_cast<uint16_t>((code + 0x8000u) >> 16)},
           static_cast<int16_t>(static_cast<uint16_t>(code & 0xff00u))};
 }

@@ -47,8 +47,8 @@ constexpr int kCastBlocksPerSm = 4;
 constexpr int kCastBytesInFlight = 64;  // a thread
 
 /// Casts elements [begin, end), a multiple of V, with a whole block.
-template <int kThreads, int V, class From, class Destination>
-AK_DEVICE void cast_run(const void* source, void* destination, int64_t begin, int64_t end, const RoundingKey& key) {
+template <int kThreads, int V, class From, class Destination, class Key>
+AK_DEVICE void cast_run(const void* source, void* destination, int64_t begin, int64_t end, const Key& key) {
   constexpr int kLoads = std::min<int>(kCastBytesInFlight / (V * sizeof(From)), 8);
   constexpr int kStride = kThreads * V;
   const From* from = static_cast<const From*>(source);
@@ -95,7 +95,7 @@ struct Destination<float, true> : PlainWeight<float> {};
 
 template <int kThreads, bool kStochastic, class Args>
 AK_KERNEL(kThreads, kCastBlocksPerSm)
-cast_kernel(AK_PARAM(Args) args, AK_PARAM(PhiloxKeys) seed, const float* step) {
+cast_kernel(AK_PARAM(Args) args, uint64_t seed, const float* step) {
   wait_for_previous_kernel();
   allow_next_kernel();
   const uint32_t count = kStochastic && step != nullptr ? static_cast<uint32_t>(load(step)) : 0;
@@ -107,7 +107,7 @@ cast_kernel(AK_PARAM(Args) args, AK_PARAM(PhiloxKeys) seed, const float* step) {
     const bool aligned = (reinterpret_cast<uintptr_t>(source) | reinterpret_cast<uintptr_t>(destination)) % 16 == 0;
     const int64_t end = span.begin + span.count;
     const int64_t middle = aligned ? end - span.count % 8 : span.begin;
-    const RoundingKey key{seed, count, args.index[tensor], 0};
+    const RoundingKey<uint64_t> key{seed, count, args.index[tensor], 0};
     with_narrow_dtype(args.from[tensor], [&]<class From>(From) {
       with_narrow_dtype(args.to[tensor], [&]<class To>(To) {
         cast_run<kThreads, 16 / sizeof(To), From, Destination<To, kStochastic>>(source, destination, span.begin, middle,
@@ -129,7 +129,7 @@ Status cast_on(int resident_blocks, std::span<const CastRef> casts, uint64_t see
   while (plan.next(args)) {
     const LaunchConfig config{
         .name = "cast", .grid = plan.blocks(), .block = kThreads, .overlap_previous = true, .stream = stream};
-    const Status status = launch(cast_kernel<kThreads, kStochastic, Args>, config, args, PhiloxKeys(seed), step);
+    const Status status = launch(cast_kernel<kThreads, kStochastic, Args>, config, args, seed, step);
     if (!status.ok()) return status;
   }
   return {};

@@ -34,7 +34,9 @@ void cast_stochastic(const CastRef& cast, int64_t begin, int64_t end, const Rand
   alignas(64) float buffer[kTile];
   for (int64_t at = begin; at < end; at += kTile) {
     const int64_t count = std::min(kTile, end - at);
-    store_stochastic(load_tile(cast.source, cast.from, at, count, buffer), cast.destination, cast.to, at, count, key);
+    TileNumbers numbers(key, at, count);
+    const float* tile = load_tile(cast.source, cast.from, at, count, buffer);
+    store_stochastic(tile, cast.destination, cast.to, at, count, numbers);
   }
 }
 

@@ -100,7 +100,7 @@ py::array_t<uint16_t> round_random(const Floats& x, const std::string& dtype, ui
   return with_half(dtype, [&](auto half) {
     return map<uint16_t, float>(x, [&](float v, py::ssize_t i) {
       const Philox4 bits = rounding_bits(seed, step, param, static_cast<uint64_t>(i) / 8);
-      return round_stochastic<decltype(half)>(v, random16(bits, static_cast<int>(i % 8))).bits;
+      return round_stochastic<decltype(half)>(v, random16(bits, static_cast<int>(i % 8), 0)).bits;
     });
   });
 }

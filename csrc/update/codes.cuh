@@ -30,18 +30,21 @@ AK_DEVICE void for_each_moment(F f) {
   }(std::make_integer_sequence<int, N>{});
 }
 
+/// The block of element i.
+AK_DEVICE int64_t block8_of(int64_t i) { return static_cast<int64_t>(static_cast<uint64_t>(i) / kBlock8); }
+
 /// Elements i .. i + V - 1; for V = 8 the codes are aligned to 8 bytes and i is a multiple of 8.
 template <int V>
 AK_DEVICE Codes<V> fetch_codes(const void* codes, const uint8_t* exponents, int64_t i) {
   Codes<V> raw{};
   if constexpr (V == 8) {
-    const auto words = load_vec<2, Cache::kStreaming>(static_cast<const uint32_t*>(codes) + i / 4);
+    const auto words = load_vec<2, Cache::kStreaming>(reinterpret_cast<const uint32_t*>(static_cast<const uint8_t*>(codes) + i));
     raw.words[0] = words[0];
     raw.words[1] = words[1];
   } else {
     raw.words[0] = load<Cache::kStreaming>(static_cast<const uint8_t*>(codes) + i);
   }
-  raw.exponent = load(exponents + i / kBlock8);
+  raw.exponent = load(exponents + block8_of(i));
   return raw;
 }
 
@@ -49,17 +52,17 @@ AK_DEVICE Codes<V> fetch_codes(const void* codes, const uint8_t* exponents, int6
 template <int V>
 AK_DEVICE void store_codes(void* codes, uint8_t* exponents, int64_t i, const Codes<V>& raw) {
   if constexpr (V == 8) {
-    store_vec<Cache::kStreaming>(static_cast<uint32_t*>(codes) + i / 4, Vec<uint32_t, 2>{{raw.words[0], raw.words[1]}});
+    store_vec<Cache::kStreaming>(reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(codes) + i), Vec<uint32_t, 2>{{raw.words[0], raw.words[1]}});
   } else {
     store<Cache::kStreaming>(static_cast<uint8_t*>(codes) + i, static_cast<uint8_t>(raw.words[0]));
   }
-  if (i % kBlock8 == 0) store(exponents + i / kBlock8, static_cast<uint8_t>(raw.exponent));
+  if (i % kBlock8 == 0) store(exponents + block8_of(i), static_cast<uint8_t>(raw.exponent));
 }
 
+/// Element j.
 template <class Code, int V>
-AK_DEVICE void decode_codes(const Codes<V>& raw, float (&x)[V]) {
-  AK_UNROLL
-  for (int j = 0; j < V; j++) x[j] = block8_decode<Code>(raw.words[j / 4] >> 8 * (j % 4) & 0xffu, raw.exponent);
+AK_DEVICE float decode_code(const Codes<V>& raw, int j) {
+  return block8_decode<Code>(raw.words[j / 4] >> 8 * (j % 4) & 0xffu, raw.exponent);
 }
 
 /// The upper bytes of four words. The compiler finds no prmt in the shifts.
@@ -71,19 +74,20 @@ AK_DEVICE uint32_t upper_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
 #endif
 }
 
-/// Called by all lanes of a warp. The values of lanes without an element are 0.
+/// Called by all lanes of a warp. The values of lanes without an element are 0. `random`: as in block8_round.
 template <class Code, int V>
 AK_DEVICE Codes<V> encode_codes(const float (&x)[V], const uint32_t (&random)[V]) {
-  uint32_t largest = 0;
+  float of_all = abs(x[0]);
   AK_UNROLL
-  for (int j = 0; j < V; j++) largest = larger(largest, bits_of(abs(x[j])));
+  for (int j = 1; j < V; j++) of_all = max_or_nan(of_all, abs(x[j]));
+  uint32_t largest = bits_of(of_all);
   constexpr int kLanes = kBlock8 / V;
   AK_UNROLL
   for (int mask = 1; mask < kLanes; mask *= 2) largest = larger(largest, shuffle_xor(largest, mask));
   Codes<V> raw;
   raw.exponent = block8_exponent<Code>(largest);
   if constexpr (V == 1) {
-    raw.words[0] = block8_encode<Code>(x[0], raw.exponent, random[0]);
+    raw.words[0] = block8_encode<Code>(x[0], raw.exponent, random[0] / 256);
   } else {
     AK_UNROLL
     for (int w = 0; w < 2; w++) {

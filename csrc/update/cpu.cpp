@@ -48,7 +48,7 @@ float* load_weights(const Param& p, int64_t at, int64_t n, float* buffer) {
   return buffer;
 }
 
-void store_weights(const Param& p, const float* weights, int64_t at, int64_t n, const RandomKey& key) {
+void store_weights(const Param& p, const float* weights, int64_t at, int64_t n, TileNumbers& numbers) {
   if (p.master_kind == Master::kSplit) {
     with_half(p.param_dtype, [&]<typename T>(T) {
       split_span(weights, static_cast<T*>(p.param) + at, static_cast<int16_t*>(p.master) + at, n);
@@ -56,15 +56,14 @@ void store_weights(const Param& p, const float* weights, int64_t at, int64_t n, 
     return;
   }
   if (p.master_kind == Master::kSplit24) {
-    alignas(64) uint16_t random[kTile];
-    random_numbers(random, at, n, key);
+    const uint16_t* random = numbers.of(0);
     with_half(p.param_dtype, [&]<typename T>(T) {
       split24_span(weights, random, static_cast<T*>(p.param) + at, static_cast<int8_t*>(p.master) + at, n);
     });
     return;
   }
   if (p.stochastic && p.master_kind == Master::kNone && p.param_dtype != DType::kFloat32) {
-    store_stochastic(weights, p.param, p.param_dtype, at, n, key);
+    store_stochastic(weights, p.param, p.param_dtype, at, n, numbers);
   } else {
     store_tile(weights, p.param, p.param_dtype, at, n);
   }

@@ -28,19 +28,20 @@ StepValues read_scalars(const UpdateCall& call);
 // The fp32 weights [at, at + n), to be changed: in place if they are stored in fp32, else in `buffer`.
 float* load_weights(const Param& p, int64_t at, int64_t n, float* buffer);
 
-// Writes the weight of parameter, remainder and shadow, rounded. `at` is a multiple of 8.
-void store_weights(const Param& p, const float* weights, int64_t at, int64_t n, const RandomKey& key);
+// Writes the weight of parameter, remainder and shadow, rounded.
+void store_weights(const Param& p, const float* weights, int64_t at, int64_t n, TileNumbers& numbers);
 
 // Elements [at, at + n) of moment k: in place if it is stored in fp32, else in `buffer`. `at` is a multiple of 32.
 float* load_moment(const Param& p, int k, bool is_unsigned, int64_t at, int64_t n, float* buffer);
 
 // Writes them, rounded. fp32 moments have been changed in place.
-void store_moment(const Param& p, int k, bool is_unsigned, const float* values, int64_t at, int64_t n, RandomKey key);
+void store_moment(const Param& p, int k, bool is_unsigned, const float* values, int64_t at, int64_t n,
+                  TileNumbers& numbers);
 
 template <typename Rule>
-void store_moments(const Param& p, float* const* moments, int64_t at, int64_t n, const RandomKey& key) {
+void store_moments(const Param& p, float* const* moments, int64_t at, int64_t n, TileNumbers& numbers) {
   for (int k = 0; k < Rule::kMoments; ++k) {
-    if (p.moments[k]) store_moment(p, k, is_unsigned<Rule>(k), moments[k], at, n, key);
+    if (p.moments[k]) store_moment(p, k, is_unsigned<Rule>(k), moments[k], at, n, numbers);
   }
 }
 
@@ -48,11 +49,11 @@ void store_moments(const Param& p, float* const* moments, int64_t at, int64_t n,
 void update_ema(const Param& p, const float* weights, int64_t at, int64_t n, float take);
 
 // Cuts the parameters into chunks and tiles and calls, for each tile and on several threads, update(index of the
-// parameter, its weights, its gradients, its moments (null if absent), first element, n), which stores the moments, and
-// then finish(index of the parameter, its weights, first element, n). The tiles of a chunk come in order, on one
-// thread.
-template <typename Rule, typename Update, typename Finish>
-void for_each_tile(const std::vector<Param>& params, const Update& update, const Finish& finish) {
+// parameter, its weights, its gradients, its moments (null if absent), first element, n, random numbers), which stores
+// the moments, and then finish(index of the parameter, its weights, first element, n, random numbers). The tiles of a
+// chunk come in order, on one thread. `key_of(index of the parameter)`: of the random numbers.
+template <typename Rule, typename KeyOf, typename Update, typename Finish>
+void for_each_tile(const std::vector<Param>& params, const KeyOf& key_of, const Update& update, const Finish& finish) {
   for_each_chunk(make_chunks(params), [&](int64_t, const Chunk& chunk) {
     alignas(64) float buffers[2 + kMaxMoments][kTile];
     const Param& p = params[static_cast<size_t>(chunk.tensor)];
@@ -64,8 +65,9 @@ void for_each_tile(const std::vector<Param>& params, const Update& update, const
       for (int k = 0; k < Rule::kMoments; ++k) {
         if (p.moments[k]) moments[k] = load_moment(p, k, is_unsigned<Rule>(k), at, n, buffers[2 + k]);
       }
-      update(chunk.tensor, weights, grads, moments, at, n);
-      finish(chunk.tensor, weights, at, n);
+      TileNumbers numbers(key_of(chunk.tensor), at, n);
+      update(chunk.tensor, weights, grads, moments, at, n, numbers);
+      finish(chunk.tensor, weights, at, n, numbers);
     }
   });
 }
@@ -77,6 +79,19 @@ struct SharedByParam {
   float clip;  // negative when maximizing
   float ema_take;
   uint32_t step;
+};
+
+// The key of a parameter's random numbers, by its position.
+template <typename Rule>
+struct KeyOf {
+  const std::vector<Param>& params;
+  const std::vector<SharedByParam<Rule>>& shared;
+  uint64_t seed;
+
+  RandomKey operator()(int64_t index) const {
+    const size_t i = static_cast<size_t>(index);
+    return {seed, shared[i].step, params[i].index, params[i].first_group};
+  }
 };
 
 // Counts the step of every parameter and derives what its elements share.
@@ -148,12 +163,9 @@ void take_step(const UpdateCall& call) {
     run_stage<Rule>(params, shared, step.inv_scale, static_cast<uint64_t>(call.seed), call.half());
     if (!call.second) return;
   }
-  const auto key_of = [&](size_t i) {
-    return RandomKey{static_cast<uint64_t>(call.seed), shared[i].step, params[i].index, params[i].first_group};
-  };
   for_each_tile<Rule>(
-      params,
-      [&](int64_t index, float* p, const float* g, float* const* moments, int64_t at, int64_t n) {
+      params, KeyOf<Rule>{params, shared, static_cast<uint64_t>(call.seed)},
+      [&](int64_t index, float* p, const float* g, float* const* moments, int64_t at, int64_t n, TileNumbers& numbers) {
         const size_t i = static_cast<size_t>(index);
         const auto& s = shared[i];
         if (Rule::kMoments > Rule::kRequiredMoments && moments[Rule::kMoments - 1]) {
@@ -161,12 +173,12 @@ void take_step(const UpdateCall& call) {
         } else {
           update_tile<Rule, false>(moments, n, step.inv_scale, s.clip, s.scalars, g, p);
         }
-        if constexpr (!kHasStage<Rule>) store_moments<Rule>(params[i], moments, at, n, key_of(i));
+        if constexpr (!kHasStage<Rule>) store_moments<Rule>(params[i], moments, at, n, numbers);
       },
-      [&](int64_t index, const float* weights, int64_t at, int64_t n) {
+      [&](int64_t index, const float* weights, int64_t at, int64_t n, TileNumbers& numbers) {
         const size_t i = static_cast<size_t>(index);
         if (params[i].ema) update_ema(params[i], weights, at, n, shared[i].ema_take);
-        store_weights(params[i], weights, at, n, key_of(i));
+        store_weights(params[i], weights, at, n, numbers);
       });
 }
 

@@ -156,26 +156,29 @@ inline WeightPlace weight_place(const Param& p) {
   return {half ? WeightKind::kFp16 : WeightKind::kBf16, p.param, nullptr};
 }
 
-/// The key of a parameter's random bits. With the number of an element it decides them, whatever the launch.
+/// The key of a parameter's random bits. With the number of an element it decides them, whatever the launch. `Seed`: a
+/// number, or a reference to its PhiloxKeys.
+template <class Seed>
 struct RoundingKey {
-  const PhiloxKeys& seed;
+  Seed seed;
   uint32_t step, index;
   uint64_t first_group;
 };
 
-/// The random numbers of elements i .. i + V - 1: eight, aligned to eight, share one call of Philox.
-template <int V>
-AK_DEVICE void random_numbers(const RoundingKey& key, uint32_t stream, int64_t i, uint32_t (&random)[V]) {
+/// The random numbers, times kScale, of one value of elements i .. i + V - 1 (base/philox.h): eight, aligned to eight,
+/// share one call of Philox. A thread that needs them for several values makes the call once.
+template <uint32_t kScale = 1, class Seed, int V>
+AK_DEVICE void random_numbers(const RoundingKey<Seed>& key, int value, int64_t i, uint32_t (&random)[V]) {
   const uint64_t group = key.first_group + static_cast<uint64_t>(i) / 8;
-  const Philox4 bits = rounding_bits(key.seed, key.step, key.index, group, stream);
+  const Philox4 bits = rounding_bits(key.seed, key.step, key.index, group);
   if constexpr (V == 8) {
     AK_UNROLL
-    for (int j = 0; j < 8; j++) random[j] = random16(bits, j);
+    for (int j = 0; j < 8; j++) random[j] = random16<kScale>(bits, j, value);
   } else {
     random[0] = 0;
     AK_UNROLL
-    for (int j = 0; j < 8; j++)
-      random[0] = i % 8 == j ? random16(bits, j) : random[0];  // an index would need local memory
+    for (int j = 0; j < 8; j++)  // an index would need local memory
+      random[0] = i % 8 == j ? random16<kScale>(bits, j, value) : random[0];
   }
 }
 
@@ -196,8 +199,8 @@ struct PlainWeight {
     AK_UNROLL
     for (int j = 0; j < V; j++) x[j] = to_float(raw[j]);
   }
-  template <int V>
-  static AK_DEVICE void store(void* main, void*, int64_t i, const float (&x)[V], const RoundingKey&) {
+  template <int V, class Key>
+  static AK_DEVICE void store(void* main, void*, int64_t i, const float (&x)[V], const Key&) {
     store_rounded<T>(main, i, x);
   }
 };
@@ -205,8 +208,8 @@ struct PlainWeight {
 /// A 16-bit weight that is rounded stochastically.
 template <class T>
 struct StochasticWeight : PlainWeight<T> {
-  template <int V>
-  static AK_DEVICE void store(void* main, void*, int64_t i, const float (&x)[V], const RoundingKey& key) {
+  template <int V, class Key>
+  static AK_DEVICE void store(void* main, void*, int64_t i, const float (&x)[V], const Key& key) {
     uint32_t random[V];
     random_numbers(key, 0, i, random);
     Vec<T, V> v;
@@ -219,8 +222,8 @@ struct StochasticWeight : PlainWeight<T> {
 /// An fp32 weight with a T copy, which is only written.
 template <class T>
 struct CopiedWeight : PlainWeight<float> {
-  template <int V>
-  static AK_DEVICE void store(void* main, void* second, int64_t i, const float (&x)[V], const RoundingKey&) {
+  template <int V, class Key>
+  static AK_DEVICE void store(void* main, void* second, int64_t i, const float (&x)[V], const Key&) {
     store_rounded<float>(main, i, x);
     store_rounded<T>(second, i, x);
   }
@@ -245,8 +248,8 @@ struct SplitWeight {
     AK_UNROLL
     for (int j = 0; j < V; j++) x[j] = join_master(raw.weight[j], raw.remainder[j]);
   }
-  template <int V>
-  static AK_DEVICE void store(void* main, void* second, int64_t i, const float (&x)[V], const RoundingKey& key) {
+  template <int V, class Key>
+  static AK_DEVICE void store(void* main, void* second, int64_t i, const float (&x)[V], const Key& key) {
     constexpr bool k24 = sizeof(Remainder) == 1;
     uint32_t random[V];
     if constexpr (k24) random_numbers(key, 0, i, random);

@@ -68,6 +68,7 @@ struct Share8 {
   const UpdateOperands8<Rule>& t;
   int64_t i;
   bool inside;
+  Codes<V> raw[kThere] = {};
   float grad[V] = {}, moments[Rule::kMoments][V] = {}, weight[V] = {};
   Vec<float, V> average{};
 
@@ -75,25 +76,27 @@ struct Share8 {
     if (!inside) return;
     RawElements<V> raw_grad{};
     if constexpr (Rule::kMovesMoments) raw_grad = fetch<V>(t.grad, t.grad_dtype, i);
-    Codes<V> raw[kThere];
     for_each_moment<kThere>([&]<int m>() { raw[m] = fetch_codes<V>(t.moments[m], t.exponents[m], i); });
     if (t.ema != nullptr) average = load_vec<V, Cache::kStreaming>(t.ema + i);
     with_weight_to_read(
         kind, [&]<class Weight>(Weight) { Weight::decode(Weight::template fetch<V>(t.main, t.second, i), weight); });
     decode(raw_grad, t.grad_dtype, grad);
-    for_each_moment<kThere>([&]<int m>() { decode_codes<CodeOf<Rule, m>>(raw[m], moments[m]); });
   }
 
-  /// Called by all lanes of a warp. `as_stored`: the moments become what the next step will find.
-  template <bool kAsStored>
-  AK_DEVICE void store_moments(const RoundingKey& key) {
+  /// Moments of element j as they are in memory; those of all elements at once would be too many registers.
+  AK_DEVICE void decode_moments(int j) {
+    for_each_moment<kThere>([&]<int m>() { moments[m][j] = decode_code<CodeOf<Rule, m>>(raw[m], j); });
+  }
+
+  /// Called by all lanes of a warp.
+  template <class Key>
+  AK_DEVICE void store_moments(const Key& key) {
     warp_sync();  // every lane of a block has read the exponent, which one of them writes
     for_each_moment<kThere>([&]<int m>() {
       uint32_t random[V];
-      random_numbers(key, 1 + m, i, random);
-      const Codes<V> raw = encode_codes<CodeOf<Rule, m>>(moments[m], random);
-      if (inside) store_codes(t.moments[m], t.exponents[m], i, raw);
-      if constexpr (kAsStored) decode_codes<CodeOf<Rule, m>>(raw, moments[m]);
+      random_numbers<256>(key, 1 + m, i, random);
+      raw[m] = encode_codes<CodeOf<Rule, m>>(moments[m], random);
+      if (inside) store_codes(t.moments[m], t.exponents[m], i, raw[m]);
     });
   }
 };
@@ -106,6 +109,7 @@ AK_DEVICE void update_elements8(const UpdateOperands8<Rule>& t, WeightKind kind,
   if (inside) {
     AK_UNROLL
     for (int j = 0; j < V; j++) {
+      share.decode_moments(j);
       float moments[Rule::kMoments];
       AK_UNROLL
       for (int m = 0; m < Rule::kMoments; m++) moments[m] = share.moments[m][j];
@@ -115,7 +119,7 @@ AK_DEVICE void update_elements8(const UpdateOperands8<Rule>& t, WeightKind kind,
       for (int m = 0; m < Rule::kMoments; m++) share.moments[m][j] = moments[m];
     }
   }
-  if constexpr (Rule::kMovesMoments) share.template store_moments<false>(row.key(seed));
+  if constexpr (Rule::kMovesMoments) share.store_moments(row.key(seed));
   if (!inside) return;
   with_weight<true>(kind,
                     [&]<class Weight>(Weight) { Weight::store(t.main, t.second, i, share.weight, row.key(seed)); });

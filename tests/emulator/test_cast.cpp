@@ -18,7 +18,7 @@ uint16_t rounded(float x, const Rounding& rounding, uint32_t index, size_t i) {
   if (!rounding.seed) return round_to<T>(x).bits;
   const auto count = static_cast<uint32_t>(rounding.step.value_or(0));
   const Philox4 bits = rounding_bits(*rounding.seed, count, index, i / 8);
-  return round_stochastic<T>(x, random16(bits, static_cast<int>(i % 8))).bits;
+  return round_stochastic<T>(x, random16(bits, static_cast<int>(i % 8), 0)).bits;
 }
 
 /// The pairs of a list with the buffers behind them.

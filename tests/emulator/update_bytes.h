@@ -59,14 +59,14 @@ struct Moment8 {
   }
 };
 
-/// Number `i` of the 16-bit random values of a stream that parameter `index` is rounded with at `step`, as the ops
-/// promise it.
+/// The 16 random bits with which a value of element `i` of parameter `index` is rounded at `step`, as the ops promise
+/// them. Value 0 is the weight, 1 + k moment k.
 inline uint32_t random_value(uint64_t seed, uint32_t index, uint64_t first_group, uint32_t step, uint64_t i,
-                             uint32_t stream) {
+                             uint32_t value) {
   const uint64_t call = first_group + i / 8;
-  const uint32_t high = static_cast<uint32_t>(call >> 32) + (stream << 24);
+  const uint32_t high = static_cast<uint32_t>(call >> 32);
   const Philox4 words = philox4x32_10({{static_cast<uint32_t>(call), high, index, step}}, seed);
-  const uint32_t word = words.word[i % 8 / 2];
+  const uint32_t word = words.word[(i % 8 / 2) ^ value];
   return i % 2 ? word >> 16 : word & 0xffff;
 }
 

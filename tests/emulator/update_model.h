@@ -36,8 +36,8 @@ struct TestParam {
 
   size_t moment_count() const { return moments.size() + moments8.size(); }
   float moment(size_t m, size_t i) const { return moments8.empty() ? moments[m]->get(i) : moments8[m].get(i); }
-  uint32_t random(uint64_t seed, float step, uint64_t i, uint32_t stream) const {
-    return random_value(seed, index, first_group, static_cast<uint32_t>(step), i, stream);
+  uint32_t random(uint64_t seed, float step, uint64_t i, uint32_t value) const {
+    return random_value(seed, index, first_group, static_cast<uint32_t>(step), i, value);
   }
   /// The moments after a step, element by element; returns them as the next step finds them.
   std::vector<std::vector<float>> expect_moments(std::vector<std::vector<float>> values, uint64_t seed, float step) {

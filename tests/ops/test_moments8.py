@@ -264,9 +264,10 @@ def test_random_bits_of_weights_and_moments_are_those_of_the_documented_counters
     step(exact, "cpu", seed=seed)
     now = int(update.steps[0][0])
 
-    def bits(stream):
+    def bits(value):
         groups = range(4 * first, 4 * first + n // 8)
-        words = np.array([_host.philox4x32_10([g, stream << 24, index, now], seed) for g in groups]).reshape(-1)
+        drawn = (_host.philox4x32_10([g, 0, index, now], seed) for g in groups)
+        words = np.array([[four[w ^ value] for w in range(4)] for four in drawn]).reshape(-1)
         return torch.from_numpy(np.stack([words & 0xFFFF, words >> 16], 1).reshape(-1).astype(np.int64))
 
     assert torch.equal(bits(2), rounding_bits(seed, torch.tensor(float(now)), index | first << 32, n, 2))

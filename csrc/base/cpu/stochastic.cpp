@@ -16,7 +16,7 @@ namespace {
 AK_SIMD_CLONES void random_span(uint16_t* __restrict random, int64_t calls, const RandomKey key, uint64_t group) {
   uint32_t words[4][kTile / 8];
   for (int64_t q = 0; q < calls; ++q) {
-    const Philox4 bits = rounding_bits(key.seed, key.step, key.index, group + static_cast<uint64_t>(q), key.stream);
+    const Philox4 bits = rounding_bits(key.seed, key.step, key.index, group + static_cast<uint64_t>(q));
     words[0][q] = bits.word[0];
     words[1][q] = bits.word[1];
     words[2][q] = bits.word[2];
@@ -24,7 +24,7 @@ AK_SIMD_CLONES void random_span(uint16_t* __restrict random, int64_t calls, cons
   }
   for (int64_t q = 0; q < calls; ++q) {
     const Philox4 bits{{words[0][q], words[1][q], words[2][q], words[3][q]}};
-    for (int lane = 0; lane < 8; ++lane) random[8 * q + lane] = static_cast<uint16_t>(random16(bits, lane));
+    for (int lane = 0; lane < 8; ++lane) random[8 * q + lane] = static_cast<uint16_t>(random16(bits, lane, 0));
   }
 }
 
@@ -42,7 +42,7 @@ __attribute__((target("avx512f"))) void random_avx512(uint16_t* random, int64_t 
     const __m512i groups =
         _mm512_add_epi64(all(group + static_cast<uint64_t>(q)), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
     __m512i c0 = groups, c2 = all(key.index), c3 = all(key.step);
-    __m512i c1 = _mm512_or_si512(_mm512_srli_epi64(groups, 32), all(uint64_t{key.stream} << 24));
+    __m512i c1 = _mm512_srli_epi64(groups, 32);
     for (int round = 0; round < 10; ++round) {
       const __m512i product0 = _mm512_mul_epu32(c0, all(0xD2511F53u)),
                     product1 = _mm512_mul_epu32(c2, all(0xCD9E8D57u));
@@ -60,15 +60,22 @@ __attribute__((target("avx512f"))) void random_avx512(uint16_t* random, int64_t 
 }
 #endif
 
+// The numbers of another value: the words of each call change places.
+template <int kValue>
+AK_SIMD_CLONES void deal_span(const uint16_t* __restrict from, uint16_t* __restrict to, int64_t calls) {
+  for (int64_t q = 0; q < calls; ++q) {
+    for (int lane = 0; lane < 8; ++lane) to[8 * q + lane] = from[8 * q + (lane ^ 2 * kValue)];
+  }
+}
+
 template <typename T>
 AK_SIMD_CLONES void round_stochastic_span(const float* __restrict from, const uint16_t* __restrict random,
                                           T* __restrict to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i].bits = round_stochastic<T>(from[i], random[i]).bits;
 }
 
-}  // namespace
-
-void random_numbers(uint16_t* random, int64_t at, int64_t n, const RandomKey& key) {
+// Writes whole calls.
+void draw(uint16_t* random, int64_t at, int64_t n, const RandomKey& key) {
   const uint64_t group = key.first_group + static_cast<uint64_t>(at) / 8;
 #if AK_X86
   if (vector_bits() == 512) return random_avx512(random, (n + 7) / 8, key, group);
@@ -76,9 +83,19 @@ void random_numbers(uint16_t* random, int64_t at, int64_t n, const RandomKey& ke
   random_span(random, (n + 7) / 8, key, group);
 }
 
-void store_stochastic(const float* tile, void* data, DType dtype, int64_t at, int64_t n, const RandomKey& key) {
-  alignas(64) uint16_t random[kTile];
-  random_numbers(random, at, n, key);
+}  // namespace
+
+const uint16_t* TileNumbers::of(int value) {
+  if (!drawn_) draw(of_weight_, at_, n_, key_);
+  drawn_ = true;
+  if (value == 0) return of_weight_;
+  constexpr decltype(&deal_span<1>) kDeal[] = {deal_span<1>, deal_span<2>, deal_span<3>};
+  kDeal[value - 1](of_weight_, of_moment_, (n_ + 7) / 8);
+  return of_moment_;
+}
+
+void store_stochastic(const float* tile, void* data, DType dtype, int64_t at, int64_t n, TileNumbers& numbers) {
+  const uint16_t* random = numbers.of(0);
   if (dtype == DType::kFloat16) {
     round_stochastic_span(tile, random, static_cast<fp16*>(data) + at, n);
   } else {

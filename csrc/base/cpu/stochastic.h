@@ -10,14 +10,25 @@ struct RandomKey {
   uint64_t seed;
   uint32_t step, index;
   uint64_t first_group = 0;  // that of element 0
-  uint32_t stream = 0;
 };
 
-// 16 random bits for each of the elements [at, at + n) of a tensor; `at` is a multiple of 8, and `random` has room for
-// a tile.
-void random_numbers(uint16_t* random, int64_t at, int64_t n, const RandomKey& key);
+// The random bits of elements [at, at + n) of a tensor, a tile at most, drawn when they are first asked for. `at` is a
+// multiple of 8.
+class TileNumbers {
+ public:
+  TileNumbers(const RandomKey& key, int64_t at, int64_t n) : key_(key), at_(at), n_(n) {}
 
-// Elements [at, at + n) of an fp16 or bf16 tensor, rounded with random bits of their own; `at` is a multiple of 8.
-void store_stochastic(const float* tile, void* data, DType dtype, int64_t at, int64_t n, const RandomKey& key);
+  // 16 bits for each element, those of one value (base/philox.h); until the next call.
+  const uint16_t* of(int value);
+
+ private:
+  RandomKey key_;
+  int64_t at_, n_;
+  bool drawn_ = false;
+  alignas(64) uint16_t of_weight_[kTile], of_moment_[kTile];
+};
+
+// Elements [at, at + n) of an fp16 or bf16 tensor, rounded with the numbers of a weight.
+void store_stochastic(const float* tile, void* data, DType dtype, int64_t at, int64_t n, TileNumbers& numbers);
 
 }  // namespace ak

@@ -42,20 +42,21 @@ std::vector<Squares> move_moments(const std::vector<Param>& params, const std::v
   for (size_t i = 0; i < params.size(); ++i)
     squares[i].resize(static_cast<size_t>((params[i].numel + kChunk - 1) / kChunk));
   for_each_tile<Lamb>(
-      params,
-      [&](int64_t index, const float* p, const float* g, float* const* moments, int64_t at, int64_t n) {
+      params, KeyOf<Lamb>{params, shared, seed},
+      [&](int64_t index, const float* p, const float* g, float* const* moments, int64_t at, int64_t n,
+          TileNumbers& numbers) {
         const size_t i = static_cast<size_t>(index);
         const auto& s = shared[i];
         float direction[kTile];
         moments_span(moments[0], moments[1], g, n, inv_scale, s.clip, s.scalars);
-        store_moments<Lamb>(params[i], moments, at, n, {seed, s.step, params[i].index, params[i].first_group});
+        store_moments<Lamb>(params[i], moments, at, n, numbers);
         for (int k = 0; k < 2; ++k) load_moment(params[i], k, is_unsigned<Lamb>(k), at, n, moments[k]);  // as stored
         direction_span(p, moments[0], moments[1], direction, n, s.scalars);
         Squares& sum = squares[i][static_cast<size_t>(at / kChunk)];
         sum.weight += sum_squares(p, n);
         sum.direction += sum_squares(direction, n);
       },
-      [](int64_t, const float*, int64_t, int64_t) {});
+      [](int64_t, const float*, int64_t, int64_t, TileNumbers&) {});
 
   std::vector<Squares> totals(params.size());
   for (size_t i = 0; i < params.size(); ++i) {

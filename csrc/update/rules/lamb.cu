@@ -109,12 +109,14 @@ AK_DEVICE void move_moments8(const UpdateOperands8<LambMoments>& t, WeightKind k
   auto& [m, v] = share.moments;
   AK_UNROLL
   for (int j = 0; j < V; j++) {
+    share.decode_moments(j);
     if (inside) Lamb::move_moments(m[j], v[j], effective_grad(share.grad[j], row.inv_scale, row.clip), row.scalars);
   }
-  share.template store_moments<true>(row.key(seed));
+  share.store_moments(row.key(seed));
   if (!inside) return;
   AK_UNROLL
   for (int j = 0; j < V; j++) {
+    share.decode_moments(j);  // as the second pass will find them
     sums.weight += square(share.weight[j]);
     sums.direction += square(Lamb::direction(share.weight[j], m[j], v[j], row.scalars));
   }

@@ -52,7 +52,7 @@ MUTANTS = [
     # ---- stochastic rounding
     Mutant(WEIGHTS, "static_cast<uint64_t>(i) / 8", "static_cast<uint64_t>(i)", "every element calls the generator anew"),
     Mutant(WEIGHTS, "round_stochastic<T>(x[j], random[j])", "round_stochastic<T>(x[j], random[0])", "eight elements share one number"),
-    Mutant(WEIGHTS, "i % 8 == j ? random16(bits, j) : random[0]", "random16(bits, 0)", "element by element all take the first number of a call"),
+    Mutant(WEIGHTS, "i % 8 == j ? random16<kScale>(bits, j, value) : random[0]", "random16(bits, 0)", "element by element all take the first number of a call"),
     Mutant(WEIGHTS, "key.seed, key.step, key.index", "key.seed, key.index, key.step", "step and index are mixed up"),
     Mutant("base/philox.h", "static_cast<uint32_t>(key >> 32) + round", "round", "half of the seed is dropped"),
     Mutant(STEP, "row.step = static_cast<uint32_t>(step);", "", "all steps have the same random bits"),

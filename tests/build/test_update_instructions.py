@@ -1,0 +1,58 @@
+"""Instructions for an element of AdamW with moments in 8 bits: a thread is followed through the machine code (sm_90a) of a tensor in whole
+tiles. Needs nvcc, no GPU."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from .sass import Thread
+from .test_row_instructions import BF16, FP32, bank, kernels_of, pointers
+
+TENSORS, THREADS, UNIT = 312, 256, 1024  # Tuned<AdamW>::kTensors8; elements of a unit of the list
+TILE = 8 * THREADS
+FLOAT, SPLIT, SPLIT24 = 0, 6, 8  # WeightKind
+
+# Weight, type of the gradient, moments, average, instructions an element.
+CASES = {
+    "split24": (SPLIT24, BF16, 2, False, 109),
+    "split": (SPLIT, BF16, 2, False, 112),
+    "fp32": (FLOAT, FP32, 2, False, 90),
+    "amsgrad": (SPLIT24, BF16, 3, False, 130),
+    "average": (SPLIT24, BF16, 2, True, 112),
+}
+
+
+def column(kind: str, value: int) -> bytes:
+    """An array of UpdateArgs8, whose first tensor has this value."""
+    return struct.pack(f"<{TENSORS}{kind}", value, *[0] * (TENSORS - 1))
+
+
+def arguments(weight: int, grad: int, moments: int, average: bool, tiles: int) -> bytes:
+    """UpdateArgs8 of one tensor, which one block walks over, StepDecisions, the rows, and the keys."""
+    there = [m < moments for m in range(3)]
+    units = tiles * TILE // UNIT
+    data = struct.pack("<2i4I", 1, UNIT, units, 1, units, 0) + column("I", units) + column("q", tiles * TILE)
+    for address in pointers(1, 1, 1, *there, average):  # grad, main, second, moments, ema
+        data += column("Q", address)
+    data += column("I", 0)
+    for byte in (weight, grad, FP32, FP32, FP32, 1):  # kind, dtypes of gradient and moments, aligned
+        data += column("B", byte)
+    for address in pointers(*there):  # exponents
+        data += column("Q", address)
+    return bank(THREADS, data + struct.pack("<3Qf4xQ20I", 0, 0, 0, 0.0, *pointers(1), *[0] * 20))
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory):
+    found = kernels_of("update/rules/adamw.cu", tmp_path_factory.mktemp("update"))
+    return next(code for name, code in found.items() if "update8_kernel" in name)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_of_a_tile(case, code):
+    *what, most = case
+    two, three = (Thread(*code, arguments(*what, tiles), 37).run() for tiles in (2, 3))
+    assert not [x for x in three if x.name in ("STL", "LDL")], "registers are spilled"
+    assert 0.9 * most < (len(three) - len(two)) / 8 <= most
