@@ -25,6 +25,7 @@ template <class Code>
 AK_SIMD_CLONES void decode_span(const uint8_t* __restrict codes, const uint8_t* __restrict exponents,
                                 float* __restrict to, int64_t n) {
   each_block(exponents, n, [&](int64_t first, const uint8_t& exponent, auto count) AK_ALWAYS_INLINE {
+    prefetch_ahead<true>(codes + first);
     for (int i = 0; i < count; ++i) to[first + i] = block8_decode<Code>(codes[first + i], exponent);
   });
 }
@@ -54,6 +55,7 @@ AK_AVX512 uint32_t inside_block(int64_t left) { return left >= kBlock8 ? ~0u : (
 template <class Code>
 AK_AVX512 void decode_avx512(const uint8_t* codes, const uint8_t* exponents, float* to, int64_t n) {
   for (int64_t i = 0; i < n; i += kBlock8) {
+    prefetch_ahead<true>(codes + i);
     const uint32_t inside = inside_block(n - i), exponent = exponents[i / kBlock8];
     const uint32_t base = (exponent - Code::kTop) << 23;
     const __m512 less = _mm512_set1_ps(-float_of(exponent == kBlock8NaN ? 0x7fc00000u : base + (1u << 23)));
