@@ -85,8 +85,8 @@ AK_HD float block8_decode(uint32_t code, uint32_t exponent) {
 #if defined(__CUDA_ARCH__)
   // The exponents and mantissas of codes are those of fp32 numbers, subnormals included, whose products are exact here.
   // A GPU multiplies subnormals as fast as others; a CPU does not, and may flush them to zero.
-  const uint32_t small = Code::kSigned ? static_cast<uint32_t>(static_cast<int32_t>(code << 24) >> 4) & 0x87f00000u
-                                       : code << 20;
+  const uint32_t small =
+      Code::kSigned ? static_cast<uint32_t>(static_cast<int32_t>(code << 24) >> 4) & 0x87f00000u : code << 20;
   const float scale = float_of(exponent == kBlock8NaN ? 0x7fc00000u : exponent << 23);
   return float_of(small) * float_of((254 - Code::kTop) << 23) * scale;
 #else

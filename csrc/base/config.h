@@ -88,7 +88,7 @@ AK_HD float abs(float x) {
 #endif
 }
 
-// NaN if the first is NaN; the second never is. +0 and -0 are unordered.
+// NaN if either is NaN; +0 and -0 are unordered.
 AK_HD float min_or_nan(float a, float b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   float least;
@@ -99,14 +99,13 @@ AK_HD float min_or_nan(float a, float b) {
 #endif
 }
 
-// NaN if either is NaN; +0 and -0 are unordered.
 AK_HD float max_or_nan(float a, float b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   float largest;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(largest) : "f"(a), "f"(b));
   return largest;
 #else
-  return a < b || b != b ? b : a;
+  return a < b ? b : a;
 #endif
 }
 

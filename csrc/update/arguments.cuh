@@ -32,7 +32,9 @@ struct alignas(16) UpdateRow {
   uint32_t step, index;
   uint64_t first_group;
 
-  AK_DEVICE RoundingKey<const PhiloxKeys&> key(const PhiloxKeys& seed) const { return {seed, step, index, first_group}; }
+  AK_DEVICE RoundingKey<const PhiloxKeys&> key(const PhiloxKeys& seed) const {
+    return {seed, step, index, first_group};
+  }
 };
 
 template <class Rule, bool kExtras>

@@ -38,7 +38,8 @@ template <int V>
 AK_DEVICE Codes<V> fetch_codes(const void* codes, const uint8_t* exponents, int64_t i) {
   Codes<V> raw{};
   if constexpr (V == 8) {
-    const auto words = load_vec<2, Cache::kStreaming>(reinterpret_cast<const uint32_t*>(static_cast<const uint8_t*>(codes) + i));
+    const auto words =
+        load_vec<2, Cache::kStreaming>(reinterpret_cast<const uint32_t*>(static_cast<const uint8_t*>(codes) + i));
     raw.words[0] = words[0];
     raw.words[1] = words[1];
   } else {
@@ -52,7 +53,8 @@ AK_DEVICE Codes<V> fetch_codes(const void* codes, const uint8_t* exponents, int6
 template <int V>
 AK_DEVICE void store_codes(void* codes, uint8_t* exponents, int64_t i, const Codes<V>& raw) {
   if constexpr (V == 8) {
-    store_vec<Cache::kStreaming>(reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(codes) + i), Vec<uint32_t, 2>{{raw.words[0], raw.words[1]}});
+    store_vec<Cache::kStreaming>(reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(codes) + i),
+                                 Vec<uint32_t, 2>{{raw.words[0], raw.words[1]}});
   } else {
     store<Cache::kStreaming>(static_cast<uint8_t*>(codes) + i, static_cast<uint8_t>(raw.words[0]));
   }
@@ -74,12 +76,21 @@ AK_DEVICE uint32_t upper_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
 #endif
 }
 
+/// NaN if either is NaN.
+AK_DEVICE float larger_or_nan(float a, float b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  return max_or_nan(a, b);
+#else
+  return is_nan(b) ? b : max_or_nan(a, b);
+#endif
+}
+
 /// Called by all lanes of a warp. The values of lanes without an element are 0. `random`: as in block8_round.
 template <class Code, int V>
 AK_DEVICE Codes<V> encode_codes(const float (&x)[V], const uint32_t (&random)[V]) {
   float of_all = abs(x[0]);
   AK_UNROLL
-  for (int j = 1; j < V; j++) of_all = max_or_nan(of_all, abs(x[j]));
+  for (int j = 1; j < V; j++) of_all = larger_or_nan(of_all, abs(x[j]));
   uint32_t largest = bits_of(of_all);
   constexpr int kLanes = kBlock8 / V;
   AK_UNROLL

@@ -1,7 +1,7 @@
 // Moments of the update ops on the CPU: fp32, bf16, or 8-bit codes (base/block8.h).
 //
-// Work in 8 bits: some 35 vector instructions for as many elements as a vector has, a third of them for the random bits,
-// which all values share.
+// Work in 8 bits: some 35 vector instructions for as many elements as a vector has, a third of them for the random
+// bits, which all values share.
 #include "base/block8.h"
 #include "base/cpu/isa.h"
 #include "update/cpu.h"
@@ -25,6 +25,7 @@ template <class Code>
 AK_SIMD_CLONES void decode_span(const uint8_t* __restrict codes, const uint8_t* __restrict exponents,
                                 float* __restrict to, int64_t n) {
   each_block(exponents, n, [&](int64_t first, const uint8_t& exponent, auto count) AK_ALWAYS_INLINE {
+    prefetch_ahead<true>(codes + first);
     for (int i = 0; i < count; ++i) to[first + i] = block8_decode<Code>(codes[first + i], exponent);
   });
 }
@@ -54,6 +55,7 @@ AK_AVX512 uint32_t inside_block(int64_t left) { return left >= kBlock8 ? ~0u : (
 template <class Code>
 AK_AVX512 void decode_avx512(const uint8_t* codes, const uint8_t* exponents, float* to, int64_t n) {
   for (int64_t i = 0; i < n; i += kBlock8) {
+    prefetch_ahead<true>(codes + i);
     const uint32_t inside = inside_block(n - i), exponent = exponents[i / kBlock8];
     const uint32_t base = (exponent - Code::kTop) << 23;
     const __m512 less = _mm512_set1_ps(-float_of(exponent == kBlock8NaN ? 0x7fc00000u : base + (1u << 23)));
@@ -92,16 +94,16 @@ AK_AVX512 void encode_avx512(const float* from, const uint16_t* random, uint8_t*
     for (int half = 0; half < 2; ++half) {
       x[half] = _mm512_maskz_loadu_ps(static_cast<__mmask16>(inside >> 16 * half), from + i + 16 * half);
     }
-    const __m512i sizes = _mm512_max_epu32(_mm512_castps_si512(_mm512_abs_ps(x[0])),
-                                           _mm512_castps_si512(_mm512_abs_ps(x[1])));
+    const __m512i sizes =
+        _mm512_max_epu32(_mm512_castps_si512(_mm512_abs_ps(x[0])), _mm512_castps_si512(_mm512_abs_ps(x[1])));
     const __m512i exponent = _mm512_min_epu32(
         _mm512_max_epu32(_mm512_srli_epi32(_mm512_add_epi32(largest_of(sizes), _mm512_set1_epi32(0xfffff)), 23),
                          _mm512_set1_epi32(Code::kLeastExponent)),
         _mm512_set1_epi32(kBlock8NaN));
     exponents[i / kBlock8] = static_cast<uint8_t>(_mm_cvtsi128_si32(_mm512_castsi512_si128(exponent)));
     const __mmask16 finite = _mm512_cmpneq_epi32_mask(exponent, _mm512_set1_epi32(kBlock8NaN));
-    const __m512 scale = _mm512_castsi512_ps(
-        _mm512_slli_epi32(_mm512_sub_epi32(_mm512_set1_epi32(254 + Code::kTop), exponent), 23));
+    const __m512 scale =
+        _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_sub_epi32(_mm512_set1_epi32(254 + Code::kTop), exponent), 23));
     for (int half = 0; half < 2; ++half) {
       const __m512 size = _mm512_abs_ps(x[half]);
       const __m512 above_two =
@@ -112,8 +114,8 @@ AK_AVX512 void encode_avx512(const float* from, const uint16_t* random, uint8_t*
         const __mmask16 positive = _mm512_test_epi32_mask(_mm512_castps_si512(size), _mm512_set1_epi32(INT32_MAX));
         wide = _mm512_mask_max_epu32(wide, positive, wide, _mm512_set1_epi32(kBlock8LeastCode));
       }
-      const __m512i drawn = _mm512_cvtepu16_epi32(
-          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(random + i + 16 * half)));
+      const __m512i drawn =
+          _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(random + i + 16 * half)));
       __m512i code = _mm512_maskz_srli_epi32(
           finite, _mm512_add_epi32(_mm512_slli_epi32(wide, 4), _mm512_slli_epi32(drawn, 8)), 24);
       if (Code::kSigned) {

@@ -83,7 +83,8 @@ struct Share8 {
     decode(raw_grad, t.grad_dtype, grad);
   }
 
-  /// Moments of element j as they are in memory; those of all elements at once would be too many registers.
+  /// The moments of element j, which is there, as they are in memory. Those of all elements at once would be too many
+  /// registers.
   AK_DEVICE void decode_moments(int j) {
     for_each_moment<kThere>([&]<int m>() { moments[m][j] = decode_code<CodeOf<Rule, m>>(raw[m], j); });
   }

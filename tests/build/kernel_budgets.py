@@ -59,10 +59,10 @@ BUDGETS = {
     "unscale_kernel": Budget(registers=64, shared=0, blocks=4, wide_loads=4 * (4 + 3), in_flight=64, ways=4,
         why="4 dtypes, each with rounds of 4 loads; 64 registers let 4 blocks of 256 share an SM"),
     "cast_kernel": Budget(registers=64, shared=0, blocks=4, wide_loads=2 * 2 * (4 * 4 + 2 * 4 + 4), in_flight=64,
-        ways=9, spilled={"sm_90a": ("Lb1E", 32), "sm_100": ("Lb1E", 24), "sm_120": ("Lb1E", 88)}, whole_sectors=True,
+        ways=9, spilled={"sm_100": ("Lb1E", 16), "sm_120": ("Lb1E", 16)}, whole_sectors=True,
         why="with and without stochastic rounding, 9 pairs of dtypes, each with a loop and an end of 64 bytes of "
             "loads, 16 or, of 16-bit elements to widen, 8 at a time; 64 registers let 4 blocks of 256 share an SM, "
-            "at the price of some words of the stochastic loop in local memory"),
+            "at the price of four words in local memory around the stochastic loops of Blackwell"),
     "embedding_pieces_kernel": Budget(registers=96, shared=0,
         why="four rows of 8 columns on their way to a thread; 640 threads share an SM"),
     "embedding_joints_kernel": Budget(registers=96, shared=0,
@@ -115,10 +115,10 @@ BUDGETS = {
     "update_kernel<Lion, true>": Budget(registers=128, shared=0, blocks=2, wide_loads=9 * 7, in_flight=112, ways=9,
         why="with extras: 9 ways to keep a weight, and two words of the average"),
     "update8_kernel<AdamW>": Budget(registers=128, shared=0, blocks=2,
-        spilled=dict.fromkeys(("sm_90a", "sm_100", "sm_120"), ("AdamW", 56)),
+        spilled={"sm_100": ("AdamW", 40), "sm_120": ("AdamW", 32)},
         opcodes={"FFMA.RZ": 5 * 8, "SHFL.BFLY": 5 * 2},
-        why="moments in 8 bits: eight elements of a thread, with and without a third moment, whose loop has some of its words in "
-            "local memory; two blocks of 256 share an SM"),
+        why="moments in 8 bits: eight elements of a thread, with and without a third moment, whose loop has ten words in local "
+            "memory on Blackwell; two blocks of 256 share an SM"),
     "update8_kernel<Sgd>": Budget(registers=128, shared=0, blocks=2, opcodes={"FFMA.RZ": 8, "SHFL.BFLY": 2}, why="as AdamW's"),
     "update8_kernel<Muon>": Budget(registers=128, shared=0, blocks=2, opcodes={"FFMA.RZ": 8, "SHFL.BFLY": 2}, why="as AdamW's"),
     "update8_kernel<Lion>": Budget(registers=128, shared=0, blocks=2, opcodes={"FFMA.RZ": 8, "SHFL.BFLY": 2}, why="as AdamW's"),

@@ -109,8 +109,9 @@ AK_DEVICE void move_moments8(const UpdateOperands8<LambMoments>& t, WeightKind k
   auto& [m, v] = share.moments;
   AK_UNROLL
   for (int j = 0; j < V; j++) {
+    if (!inside) break;
     share.decode_moments(j);
-    if (inside) Lamb::move_moments(m[j], v[j], effective_grad(share.grad[j], row.inv_scale, row.clip), row.scalars);
+    Lamb::move_moments(m[j], v[j], effective_grad(share.grad[j], row.inv_scale, row.clip), row.scalars);
   }
   share.store_moments(row.key(seed));
   if (!inside) return;
