@@ -18,7 +18,8 @@ BASIS = "PREDICTION for {chip}, from the cost model of csrc/gemm/cost.h; the mir
 BASIS += "results are stored twice, and no symmetric product has been timed."
 LONE = """A product that takes few rounds of 132 SMs gets the tile that fills them: 128 x 144 at 2,048 (128 tiles), 256 x 160 at 3,072
 (130), 64 x 80 at 1,024 (115). Tiles of 128 x 128 would take two rounds of 136 tiles at 2,048 and three of 300 at 3,072: 1.15 and 1.57.
-Work that divides evenly over all SMs would give 1.86 at 3,072. A lone 512 leaves SMs idle; the full product has smaller tiles."""
+Work that divides evenly over all SMs would give 1.86 at 3,072. A lone 512 leaves SMs idle; the full product has smaller tiles.
+Operands that lie by columns, of tall matrices, are loaded 64 columns at a time: they take tiles of 128 x 128 or 64 x 128 alone."""
 #: Bytes an element of the pass before, which reads 16 bits twice and writes them once. Muon takes the results where they lie.
 PASSES = 6
 
