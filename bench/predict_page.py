@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from .harness.rows import OURS, TRAINING
 from .harness.tables import Table
 from .ops.gemm_shapes import Shape
-from .prediction import invariance, loss, newton_schulz, price
+from .prediction import grouped, invariance, loss, newton_schulz, price
 from .prediction.chips import CHIPS, floor_us, plan
 from .prediction.measured import product_us, run
 from .prediction.tables import (
@@ -203,6 +203,8 @@ def page() -> str:
     add("With an epilogue, H200", BASIS.format(chip="H200"), epilogues(h200))
     add("Unaligned GEMMs, H200", BASIS.format(chip="H200"), products(unaligned(), h200))
     add("Batch-invariant GEMMs, H200", invariance.BASIS.format(chip="H200"), invariance.table(h200))
+    add("Grouped products, H200", grouped.BASIS.format(chip="H200"), grouped.table(h200))
+    parts.append("\n" + textwrap.fill(grouped.MISSED, 140) + "\n")
     add("Optimizer steps, H200", step_basis(h200), steps(h200))
     parts.append("\n" + textwrap.fill(short_lists(), 140) + "\n")
     add("Symmetric products, H200", newton_schulz.BASIS.format(chip="H200"), newton_schulz.symmetric(h200))

@@ -161,14 +161,14 @@ def samples(device: str) -> Iterator[Sample]:
         yield (a, weight, offs, bias), {"activation": "gelu", "transposed": True, "compute_dtype": dtype}
         shadow = weight.detach().to(dtype)
         yield (a, weight, offs, None, shadow), {"transposed": True, "compute_dtype": dtype}
-        places = torch.tensor([[3, 0], [5, 1], [2, 4]], dtype=torch.int32, device=device)
-        routed = {"gather": places, "scatter": places, "weights": normal(3, 2, dtype=torch.float32)}
-        yield (a[:3], weight, offs), {**routed, "activation": "silu", "transposed": True, "compute_dtype": dtype}
-        yield (
-            (a[:6].to(dtype).detach(), weight.mT.to(dtype).detach(), offs),
-            {"scatter": places, "out_dtype": torch.float32},
-        )
         yield (weight.detach()[:, :2], a.detach().t(), offs[:3]), {"out_dtype": dtype, "compute_dtype": dtype}
+    places = torch.tensor([[3, 0], [5, 1], [2, 4]], dtype=torch.int32, device=device)
+    a, b, weights = normal(3, 5), normal(3, 5, 4), normal(3, 2)
+    routes = {"gather": places, "scatter": places, "weights": weights}
+    for dtype in HALF_DTYPES:
+        yield (a, b, offs), {**routes, "activation": "silu", "compute_dtype": dtype}
+        rows = normal(6, 5, dtype=dtype, grad=False)
+        yield (rows, b.detach().to(dtype), offs), {"scatter": places, "out_dtype": torch.float32}
 
 
 op = define(

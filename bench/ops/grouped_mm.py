@@ -28,12 +28,12 @@ def grouped_mm(scope: Scope) -> Iterator[Case]:
             yield _case(*shape, sizes, "bf16", scope.device)
 
 
-def _ends(rows: int, groups: int, sizes: str, generator: torch.Generator, device: torch.device) -> torch.Tensor:
+def ends(rows: int, groups: int, sizes: str, generator: torch.Generator, device: torch.device) -> torch.Tensor:
     if sizes == "equal":
         return torch.arange(1, groups + 1, dtype=torch.int32, device=device) * (rows // groups)
-    ends = torch.randint(rows + 1, (groups,), generator=generator, device=device).sort().values
-    ends[-1] = rows
-    return ends.int()
+    cuts = torch.randint(rows + 1, (groups,), generator=generator, device=device).sort().values
+    cuts[-1] = rows
+    return cuts.int()
 
 
 def _loop(x: torch.Tensor, weight: torch.Tensor, ends: list[int]) -> torch.Tensor:
@@ -45,7 +45,7 @@ def _case(rows: int, k: int, n: int, groups: int, sizes: str, dtype: str, device
         def normal(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=generator, device=device).to(DTYPES[dtype])
 
-        offs = _ends(rows, groups, sizes, generator, device)
+        offs = ends(rows, groups, sizes, generator, device)
         return [normal(rows, k), normal(groups, n, k), offs, normal(rows, n)]
 
     return differentiable(

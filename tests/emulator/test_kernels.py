@@ -38,6 +38,12 @@ def test_on_emulator(programs: Path, test: str):
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
 
 
+@pytest.mark.exhaustive
+def test_no_schedule_of_grouped_products_hangs(programs: Path):
+    run = subprocess.run([programs / "test_grouped_schedules", "100"], capture_output=True, text=True, timeout=PATIENCE)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+
+
 def test_every_kernel_is_tested():
     """A kernel that cannot run on the emulator is not finished."""
     sources = "".join(path.read_text() for path in HERE.glob("*.[ch]*"))

@@ -144,6 +144,32 @@ def test_a_token_has_the_bits_of_itself_alone(device):
         assert torch.equal(raw.spread_op(x[t : t + 1], alone, weights[t : t + 1], own)[1][0], dots[t])
 
 
+X, Y = torch.ones(5, 8), torch.ones(10, 8)
+WRONG = [
+    (raw.spread_op, (X.double(), PLACES), "x .*dtype"),
+    (raw.spread_op, (X, PLACES.long()), "places .*dtype"),
+    (raw.spread_op, (X, PLACES[0]), "places .*shape"),
+    (raw.spread_op, (X[:4], PLACES), "x .*shape"),
+    (raw.spread_op, (X, PLACES, torch.ones(5)), "weights .*shape"),
+    (raw.spread_op, (X, PLACES, torch.ones(5, 2).half()), "weights .*dtype"),
+    (raw.spread_op, (X, PLACES, None, Y[:, :4]), "y .*shape"),
+    (raw.spread_op, (X.half(), PLACES, None, Y), "accepted: equal dtypes, or float32 with a 16-bit one"),
+    (raw.combine_op, (Y[:5], PLACES), "y .*shape"),
+    (raw.combine_op, (Y.long(), PLACES), "y .*dtype"),
+]
+
+
+@pytest.mark.parametrize(("op", "arguments", "text"), WRONG, ids=[f"{op.name} {text}" for op, _, text in WRONG])
+def test_raw_ops_name_what_is_wrong(device, op, arguments, text):
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=rf"{op.name}: .*{text}"):
+        op(*(t if t is None else t.to(device) for t in arguments))
+
+
+def test_results_of_a_dtype_that_no_kernel_makes(device):
+    with pytest.raises((TypeError, RuntimeError), match=r"combine_rows: .*accepted: equal dtypes, or float32"):
+        raw.combine_op(Y.half().to(device), PLACES.to(device), out_dtype=torch.bfloat16)
+
+
 def test_places_that_the_cpu_refuses():
     for places in (PLACES - 1, PLACES + 1, PLACES.clamp(min=1)):
         with (

@@ -21,5 +21,6 @@ MUTANTS = [
     Mutant("gemm/plan.h", "(r.tma_operands() || r.batch_invariant)", "r.tma_operands()", "a lone product of unaligned operands takes another kernel"),
     Mutant(LAUNCH, "if (p.product.k == 0) sum_over_zeros(call_, p.product, !p.sums);", "", "a sum over nothing is left to the kernels"),
     Mutant(LAUNCH, "q.m_major_a = q.n_major_b = !along_k;", "q.m_major_a = q.n_major_b = false;", "zeros by rows for sums over terms"),
-    Mutant(LAUNCH, "q.ld_b = along_k ? kZeros : pitch(q.n);", "q.ld_b = kZeros;", "lines of zeros that overlap"),
+    Mutant(LAUNCH, "q.ld_b = along_k ? kZeros : pitch(q.n);", "q.ld_b = kZeros;", "lines of zeros that overlap",
+           missed="what the lines share is zeros, too"),
 ]  # fmt: skip

@@ -1,0 +1,75 @@
+"""The rate of grouped products beside that of one dense product of the same rows, by the planner's model."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..harness.tables import Table
+from ..ops.grouped_mm import ends
+from .chips import Chip
+
+BASIS = (
+    "PREDICTION for {chip}, from the cost model of csrc/gemm/cost.h: the rate of `ak.grouped_mm` as a share of that of one dense product "
+    "with as many flops, which takes its best tile. Groups take tiles of 128 x 128 with pingpong. Each group's rows fill whole tiles, "
+    "its terms in the gradient of a weight whole steps of 64. Weights of all groups are read, and gradients written, once: with few rows "
+    "each, memory is the limit. Columns are rows of an average group, whose size is a multiple of 128, or random: cuts at uniform places. "
+    "Goals: 0.95 at multiples of 128, 0.80 at random sizes around 256."
+)
+MISSED = """At 256 rows the goals are missed. Half of a group's last tile is empty on average: random sizes around 256 use 0.79 of the
+arithmetic, before a product begins. At multiples of 128 the dense product beside it reads one matrix, where groups read one each, and its
+tile of 128 x 256 needs fewer bytes a step. A consumer that left out the 64 rows behind a group's end would use 0.88 of the arithmetic."""
+TILE, STEP = 128, 64
+GROUP_TILE = {"m": TILE, "n": TILE, "cluster_m": 1, "cluster_n": 1, "consumers": 2, "pingpong": True}
+WEIGHT = {"m_major_a": True, "n_major_b": True}
+LAYERS = {"Mixtral": (4096, 28672, 8), "OLMoE": (2048, 2048, 64), "Qwen3": (2048, 1536, 128)}  # in, out, experts
+ROWS = (256, "equal"), (256, "random"), (1024, "equal"), (1024, "random"), (4096, "random")
+
+
+def sizes(groups: int, mean: int, kind: str) -> list[int]:
+    found = ends(groups * mean, groups, kind, torch.Generator().manual_seed(0), torch.device("cpu"))
+    return found.diff(prepend=found.new_zeros(1)).tolist()
+
+
+def units(counts: list[int], unit: int) -> int:
+    return sum(-(-count // unit) for count in counts)
+
+
+def rows_us(counts: list[int], n: int, k: int, chip: Chip) -> float:
+    """A product of all tiles, beside the reading of the other groups' matrices, which the model does not count."""
+    from amp_kernels import _host
+
+    padded = TILE * units(counts, TILE)
+    product = _host.gemm_sm90_microseconds(GROUP_TILE, 1, False, padded, n, k, **chip.request)
+    return math.cbrt(product**3 + (2 * (len(counts) - 1) * n * k / chip.copy * 1e6) ** 3)
+
+
+def sums_us(counts: list[int], m: int, n: int, chip: Chip) -> float:
+    """A batch of products of the mean number of steps: longer groups take longer, and tiles are shared out as they come."""
+    from amp_kernels import _host
+
+    terms = round(STEP * units(counts, STEP) / len(counts))
+    request = {**WEIGHT, "batch": len(counts), **chip.request}
+    return _host.gemm_sm90_microseconds(GROUP_TILE, 1, False, m, n, terms, **request)
+
+
+def table(chip: Chip) -> Table:
+    from amp_kernels import _host
+
+    def dense(m: int, n: int, k: int, **lies: bool) -> float:
+        return _host.plan_gemm(m, n, k, **lies, **chip.request)["microseconds"]
+
+    head = (f"{mean:,}{'' if kind == 'equal' else ' random'}" for mean, kind in ROWS)
+    rows: Table = [("layer (in x out, experts)", "product", *head)]
+    for name, (features, out, groups) in LAYERS.items():
+        of_layer = [(sizes(groups, mean, kind), groups * mean) for mean, kind in ROWS]
+        shares = {
+            "forward": [dense(t, out, features) / rows_us(c, out, features, chip) for c, t in of_layer],
+            "input": [dense(t, features, out, n_major_b=True) / rows_us(c, features, out, chip) for c, t in of_layer],
+            "weight": [dense(out, features, t, **WEIGHT) / sums_us(c, out, features, chip) for c, t in of_layer],
+        }
+        for product, found in shares.items():
+            label = f"{name} ({features:,} x {out:,}, {groups})"
+            rows.append((label, product, *(f"{share:.2f}" for share in found)))
+    return rows
