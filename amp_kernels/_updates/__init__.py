@@ -1,4 +1,4 @@
-"""The update ops, one for each optimizer: declaration, argument checks, reference. Importing this package defines them."""
+"""The update ops, one for each optimizer: declaration, reference. Importing this package defines them."""
 
 import importlib
 import pkgutil

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from .._dispatch.library import KernelOp, Sample, define
-from . import declaration
 from .arguments import VARIANTS, UpdateArguments, schema
 from .declaration import Declaration
 from .samples import sample
@@ -67,12 +66,7 @@ class UpdateOp:
     changes is the float32 master if there is one; parameter and shadow receive it rounded, and the average becomes
     ``ema += (1 - ema_decay) * (weight - ema)``. State lies as :mod:`.state` says.
 
-    Args: those of :class:`UpdateArguments`.
-
-    Raises:
-        TypeError: a dtype is not accepted.
-        ValueError: lists, shapes, strides, devices or layout do not match, or a number is out of range or NaN. A message
-            names a moment or an option by its name and block or group: ``exp_avg[1]``, ``beta1[2]``.
+    Args: those of :class:`UpdateArguments`, which the kernels check (csrc/update/call.h).
     """
 
     def __init__(
@@ -96,12 +90,6 @@ class UpdateOp:
         own = {"moments": declared.moments, "optional": declared.optional, "options": tuple(declared.options)}
         words = [f"{key}: {', '.join(names)}" for key, names in own.items() if names]
         self.__doc__ = "\n".join([sys.modules[rule.__module__].__doc__ or name, *words, "", inspect.getdoc(type(self))])
-
-    def __call__(self, *args, **kwargs) -> None:
-        """Check the arguments and take the step."""
-        arguments = UpdateArguments(*args, **kwargs)
-        declaration.check(self.declared, arguments)
-        self.step(arguments)
 
     def step(self, arguments: UpdateArguments, table: Tensor | None = None) -> None:
         """Take the step, or half of it with ``squares``; from the addresses in ``table`` if there is one."""

@@ -6,7 +6,6 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from types import ModuleType
 from typing import TypeVar
 
 import torch
@@ -62,12 +61,12 @@ def convert(
     others with silu) run as two grouped products (:func:`amp_kernels.grouped_mm`), whatever experts implementation the configuration
     names. Their tokens are sorted on the device, so no host sync is left.
 
-    With ``fuse_residuals`` a norm also makes the addition in front of it, where both lie in one block: ``norm(residual + branch)`` is
-    one kernel forward and one backward. This covers the blocks of GPT-2, Llama and ViT between attention and feed-forward layer,
-    BERT's output layers, and others alike. A block is recognised by running its forward on a few numbers; any other stays as it
-    is. An addition at the end of a block, before the norm of the next one, stays separate. Results have the bits of the separate
-    addition, and gradients too, except that the gradient of a 16-bit residual stream is rounded once less. torch.compile fuses
-    all of these additions by itself, so the option is for eager training.
+    With ``fuse_residuals`` a norm also makes the addition in front of it: ``norm(residual + branch)`` is one kernel forward and one
+    backward. This covers the blocks of GPT-2, Llama and ViT, BERT's output layers, T5's layers, and others alike. A block is
+    recognised by running its forward on a few numbers; any other stays as it is. The addition at the end of a block is made by the
+    first norm of the next block, except under activation checkpointing, on sharded parameters, and before the last norm of a model.
+    Results have the bits of the separate addition, and gradients too, except that the gradient of a 16-bit residual stream is
+    rounded once less. torch.compile fuses all of these additions by itself, so the option is for eager training.
 
     With ``fuse_loss`` a causal language model of transformers (GPT2LMHeadModel, LlamaForCausalLM, ...) computes its head and its loss
     by :func:`amp_kernels.linear_cross_entropy` when it is called with ``labels=`` in training mode. The logits of all tokens never
@@ -123,9 +122,9 @@ def convert(
     with changes.all_or_none():
         _convert(modules, skipped, changes)
         if fuse_residuals:
-            _fuse(modules, skipped, changes, residual)
+            _fuse_residuals(modules, skipped, changes)
         if fuse_loss:
-            _fuse(modules, skipped, changes, head_loss)
+            _fuse_loss(modules, skipped, changes)
     changes.summarise()
     return model
 
@@ -151,16 +150,21 @@ def _convert(modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.M
                     changes.give(each, derived(type(each), activation.FORWARDS[activation.recognised(each)]))
 
 
-def _fuse(
-    modules: list[tuple[str, torch.nn.Module]],
-    skipped: set[torch.nn.Module],
-    changes: _Changes,
-    fusion: ModuleType,
+def _fuse_residuals(
+    modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.Module], changes: _Changes
 ) -> None:
-    """Give each module that ``fusion`` (:mod:`.residual` or :mod:`.head_loss`) knows its forward."""
+    names = {module: name for name, module in modules if module not in skipped}
+    for module, successor in residual.fusible(names):
+        kind = own_class(module)
+        if base_of(kind) is None:
+            changes.replace(names[module], module, derived(kind, residual.forward))
+        residual.set_successor(module, successor)
+
+
+def _fuse_loss(modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.Module], changes: _Changes) -> None:
     for name, module in modules:
-        if module not in skipped and fusion.fusible(module):
-            changes.replace(name, module, derived(own_class(module), fusion.forward))
+        if module not in skipped and head_loss.fusible(module):
+            changes.replace(name, module, derived(own_class(module), head_loss.forward))
 
 
 def revert(model: Model) -> Model:
@@ -196,6 +200,7 @@ def revert(model: Model) -> Model:
         if more:
             logger.debug("revert: %s (%s) is left alone: it has %s", name or "the model", kind.__name__, more)
         else:
+            residual.set_successor(module, None)
             module.__class__ = wrapped_as(module, original)
     return model
 

@@ -23,8 +23,8 @@ def passed(*options) -> int:
 
 
 @pytest.mark.slow
-def test_one_in_four_of_optimizers_and_scaler_on_the_emulator():
-    assert passed("--sample", "4") > 300
+def test_one_in_sixteen_of_optimizers_and_scaler_on_the_emulator():
+    assert passed("--sample", "16") > 75
 
 
 @pytest.mark.exhaustive

@@ -279,3 +279,146 @@ class Checkpointed(nn.Module):
 
     def forward(self, x):
         return checkpoint(self.block, x, use_reentrant=False)
+
+
+# ---- the addition at the end of a block
+
+
+class Sublayer(nn.Module):
+    """T5's."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.norm, self.dropout = Attention(), Copied(), nn.Dropout(0.1)
+
+    def forward(self, hidden_states, mask=None):
+        output = self.attention(self.norm(hidden_states), scale=0.5)
+        return (hidden_states + self.dropout(output[0]), *output[1:])
+
+
+class Stack(nn.Module):
+    def __init__(self, kind, count=3):
+        super().__init__()
+        self.blocks = nn.ModuleList(kind() for _ in range(count))
+        self.order = range(count)
+
+    def forward(self, x):
+        for i in self.order:
+            x = first(self.blocks[i](x))
+        return x
+
+
+STACKS = {GPT: (3, 2), Copies: (3, 2), Vit: (3, 2), Sublayer: (0, 2)}  # additions inside and between blocks
+
+
+@pytest.mark.parametrize("kind", STACKS)
+@pytest.mark.parametrize("amp", [True, False])
+def test_the_next_block_s_norm_makes_the_last_addition(kind, amp, fused):
+    plain, ours = pair(Stack(kind))
+    x = inputs(kind)
+    fused()
+    for _ in range(2):
+        got = results(ours, x, amp)
+        assert fused() == sum(STACKS[kind])
+    want = results(plain, x, amp)
+    assert torch.equal(got[0], want[0])
+    for one, other in zip(got[1:], want[1:], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=0.05 * amp + 1e-5)
+    fused()
+    with torch.no_grad():
+        assert torch.equal(ours.eval()(*x), plain.eval()(*x))
+    assert fused() == sum(STACKS[kind])
+
+
+def test_blocks_in_another_order_cost_one_norm(fused):
+    """What the successor left is not fetched, so it leaves nothing more."""
+    plain, ours = pair(Stack(GPT, 2))
+    plain.order = ours.order = (1, 0)
+    x = inputs(GPT)
+    for expected in (3, 2, 2):
+        fused()
+        assert torch.equal(results(ours, x)[0], results(plain, x)[0])
+        assert fused() == expected
+
+
+@pytest.mark.parametrize(
+    "change", ["in place", "hook on the block", "hook on the norm", "autocast", "no grad", "checkpoint"]
+)
+def test_a_norm_that_waits_is_for_the_same_tensor_and_setting(change, fused, monkeypatch):
+    plain, ours = pair(Stack(GPT, 2))
+    x = inputs(GPT)[0]
+
+    def forward(self, x):
+        y = self.blocks[0](x)
+        if change == "in place":
+            y.mul_(2)
+        if change == "autocast":
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.blocks[1](y)
+        if change == "no grad":
+            with torch.no_grad():
+                return self.blocks[1](y)
+        if change == "checkpoint":
+            return checkpoint(self.blocks[1], y, use_reentrant=False)
+        return self.blocks[1](y)
+
+    monkeypatch.setattr(Stack, "forward", forward)
+    if "hook" in change:
+        for model in (plain, ours):
+            module = model.blocks[1] if "block" in change else model.blocks[1].ln_1
+            module.register_forward_pre_hook(lambda _, args: (args[0] * 2,))
+    for _ in range(2):
+        assert torch.equal(ours(x), plain(x))
+    if change not in ("no grad", "in place"):
+        for one, other in zip(
+            *(torch.autograd.grad(m(x).sum(), [*m.parameters()]) for m in (ours, plain)), strict=True
+        ):
+            torch.testing.assert_close(one, other)
+
+
+def test_checkpointed_blocks_leave_nothing(fused):
+    plain, ours = pair(Stack(GPT, 3))
+    x = inputs(GPT)
+    for model in (plain, ours):
+        model.blocks = nn.ModuleList(map(Checkpointed, model.blocks))
+    fused()
+    for one, other in zip(results(ours, x, False), results(plain, x, False), strict=True):
+        torch.testing.assert_close(one, other)
+    assert fused() == 6  # forward and once more
+
+
+def test_successors_are_copied_pickled_and_reverted(fused):
+    _, ours = pair(Stack(GPT))
+    assert set(ours.state_dict()) == set(Stack(GPT).state_dict())
+    x = inputs(GPT)[0]
+    for model in (
+        copy.deepcopy(ours),
+        pickle.loads(pickle.dumps(ours)),
+        ak.convert(copy.deepcopy(ours), fuse_residuals=True),
+    ):
+        fused()
+        assert torch.equal(model(x), ours(x))
+        assert fused() == 10
+    ak.revert(ours)
+    assert [vars(block).keys() for block in ours.blocks] == [vars(GPT()).keys()] * 3
+
+
+def test_nothing_waits_after_the_tensor_is_gone(fused):
+    _, ours = pair(Stack(GPT, 2))
+    y = ours.blocks[0](inputs(GPT)[0])
+    assert [name for name in vars(y) if name.startswith("_amp")] == ["_amp_kernels_norm"]
+    ours.blocks[1](y)
+    assert not vars(y)
+
+
+def test_blocks_of_other_widths_or_devices_are_not_successors(fused):
+    _, ours = pair(Stack(GPT, 2))
+    ours.blocks[1].to("meta")
+    x = inputs(GPT)[0]
+    fused()
+    ours.blocks[0](x)
+    assert fused() == 1
+    ours.blocks[1].ln_1 = ak.nn.LayerNorm(WIDTH // 2)
+    residual.set_successor(ours.blocks[0], ours.blocks[1].ln_1)
+    ours.blocks[0](x)
+    assert fused() == 1

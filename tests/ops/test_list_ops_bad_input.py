@@ -86,9 +86,6 @@ def test_scalars(scalar, error, text):
         lambda: unscale_(grads, scalar, ONE),
         lambda: unscale_(grads, torch.zeros(()), scalar),
         lambda: update_scale_(ONE.clone(), torch.tensor(0).int(), torch.tensor(1).int(), [scalar]),
-        lambda: RULES["adamw_"](**changed("adamw_", grad_scale=scalar)),
-        lambda: RULES["sgd_"](**changed("sgd_", found_inf=scalar)),
-        lambda: RULES["lamb_"](**changed("lamb_", sum_sq=scalar)),
     ):
         with pytest.raises(error, match=text):
             call()
@@ -128,136 +125,11 @@ def test_update_scale_tensors():
         update_scale_(scale, tracker, scale, [ONE])
 
 
-NAN = float("nan")
-
-
-def changed(rule, index=0, **changes):
-    """The arguments of a sample with some replaced; a callable makes the new value from the old one. An option by its name."""
-    op, options = RULES[rule].op, list(RULES[rule].declared.options)
-    call = dict(zip([a.name for a in op.schema.arguments], list(op.samples("cpu"))[index][0], strict=True))
-    for key, value in changes.items():
-        if key in options:
-            call["options"][options.index(key)] = value
-        else:
-            call[key] = value(call[key]) if callable(value) else value
-    return call
-
-
-def longer(tensors):
-    return [*tensors, tensors[0]]
-
-
-UPDATES = [
-    (
-        {"params": lambda p: [t.double() for t in p]},
-        TypeError,
-        "params.0. is torch.float64; accepted: float16, bfloat16, float32",
-    ),
-    ({"grads": lambda g: [t.double() for t in g]}, TypeError, "grads.0. is torch.float64"),
-    ({"grads": lambda g: g[:-1]}, ValueError, "3 params and 2 grads"),
-    ({"grads": lambda g: [g[0].contiguous(), *g[1:]]}, ValueError, "shape, strides and device must be the same"),
-    ({"grads": lambda g: [g[0].t(), *g[1:]]}, ValueError, "shape, strides and device must be the same"),
-    ({"steps": longer}, ValueError, "entries and steps 2"),
-    ({"steps": lambda s: [s[0].double()]}, TypeError, "steps.0. is torch.float64"),
-    ({"masters": lambda m: [torch.zeros(512)]}, TypeError, "block 0 has masters; accepted: float16, bfloat16"),
-    ({"masters": lambda m: [torch.zeros(512, dtype=torch.int32)]}, TypeError, "masters.0. is torch.int32"),
-    ({"shadows": lambda s: [torch.zeros(512)]}, TypeError, "shadows.0. is torch.float32"),
-    ({"shadows": lambda s: [torch.zeros(16, dtype=torch.float16)]}, ValueError, "shadows.0. has 16 elements"),
-    ({"layout": lambda x: x[:2]}, ValueError, r"layout is int64\[2, 5\].*accepted: int64\[3, 5\]"),
-    ({"layout": lambda x: x.int()}, ValueError, "layout is int32"),
-    ({"layout": lambda x: x + torch.tensor([1, 0, 0, 0, 0])}, ValueError, "there are 1 blocks"),
-    ({"layout": lambda x: x + torch.tensor([0, 400, 0, 0, 0])}, ValueError, "has 512 elements"),
-    ({"layout": lambda x: x - torch.tensor([0, 1, 0, 0, 0])}, ValueError, "has 512 elements"),
-    ({"layout": lambda x: x + torch.tensor([0, 0, 1, 0, 0])}, ValueError, "has 3 slots"),
-    ({"layout": lambda x: x + torch.tensor([0, 0, 0, 1, 0])}, ValueError, "there are 1 param groups"),
-    ({"layout": lambda x: x - torch.tensor([0, 0, 0, 0, 1])}, ValueError, "an index is from 0 to 9223372036854775807"),
-    ({"emas": lambda e: [torch.zeros(512, dtype=torch.bfloat16)]}, TypeError, "emas.0. is torch.bfloat16"),
-    ({"emas": lambda e: [torch.zeros(16)]}, ValueError, "emas.0. has 16 elements"),
-    ({"ema_decay": [1.0]}, ValueError, "ema_decay.0. is 1.0; accepted: a number from 0 to below 1"),
-    ({"ema_decay": [0.5, 0.5]}, ValueError, "ema_decay has 2 entries and flags 1"),
-    ({"seed": -1}, ValueError, "seed is -1"),
-    ({"seed": 2**63}, ValueError, "seed is 9223372036854775808"),
-    ({"lrs": [torch.ones(()), torch.ones(())]}, ValueError, "lrs has 2 entries"),
-    ({"lrs": [torch.ones((), dtype=torch.float64)]}, TypeError, "lrs.0. is float64"),
-    ({"weight_decays": [torch.ones(()).double()] * 2}, ValueError, "weight_decays has 2 entries"),
-    ({"weight_decays": [torch.ones(())]}, TypeError, "weight_decays.0. is float32.*one element of float64"),
-    ({"lr": NAN}, ValueError, "lr.0. is nan"),
-    ({"lr": -1.0}, ValueError, "lr.0. is -1.0"),
-    ({"weight_decay": NAN}, ValueError, "weight_decay.0. is nan"),
-    ({"options": lambda x: x[:-1]}, ValueError, "options has . entries and flags 1; accepted: lr, .*, weight_decay of"),
-    ({"flags": [0, 0]}, ValueError, "options has . entries and flags 2"),
-    ({"flags": [128]}, ValueError, "flags.0. is 128; accepted: a sum of bits out of 1, "),
-    ({"sum_sq": torch.ones(()), "max_norm": NAN}, ValueError, "max_norm is nan"),
-    ({"moments": lambda m: m[1:]}, ValueError, "moments has . entries and steps 1; accepted: .* of each block"),
-    ({"moments": lambda m: [m[0].half(), *m[1:]]}, TypeError, r"\[0\] is torch.float16; accepted: float32, bfloat16"),
-    ({"moments": lambda m: [m[0][:16], *m[1:]]}, ValueError, r"\[0\] has 16 elements"),
-]
-OWN = {
-    "adamw_": [
-        ({"beta1": 1.0}, ValueError, "beta1.0. is 1.0; accepted: a number from 0 to below 1"),
-        ({"beta2": NAN}, ValueError, "beta2.0. is nan"),
-        ({"eps": -1.0}, ValueError, "eps.0. is -1.0"),
-        ({"flags": [2]}, ValueError, "flags.0. is 2; accepted: a sum of bits out of 1, 4, 8"),
-        (
-            {"moments": lambda m: [m[0], m[1].view(16, 32), m[2]]},
-            ValueError,
-            "exp_avg_sq.0. .*accepted: a flat, contig",
-        ),
-        ({"moments": lambda m: [m[0][:0], *m[1:]]}, ValueError, "exp_avg.0. has 0 elements"),
-        ({"moments": lambda m: [*m[:2], torch.zeros(16)]}, ValueError, "max_exp_avg_sq.0. has 16 elements"),
-    ],
-    "sgd_": [
-        ({"momentum": NAN}, ValueError, "momentum.0. is nan"),
-        ({"dampening": NAN}, ValueError, "dampening.0. is nan"),
-    ],
-    "lion_": [
-        ({"beta2": 1.0}, ValueError, "beta2.0. is 1.0; accepted: a number from 0 to below 1"),
-        ({"moments": lambda m: [t[:0] for t in m]}, ValueError, "exp_avg.0. has 0 elements"),
-    ],
-    "muon_": [
-        ({"momentum": NAN}, ValueError, "momentum.0. is nan"),
-        ({"ratio": -1.0}, ValueError, "ratio.0. is -1.0"),
-        ({"flags": [16]}, ValueError, "flags.0. is 16; accepted: a sum of bits out of 1, 2, 8, 64"),
-    ],
-    "lamb_": [({"beta1": NAN}, ValueError, "beta1.0. is nan"), ({"eps": -1e-8}, ValueError, "eps.0. is -1e-08")],
-}
-
-
-@pytest.mark.parametrize(
-    ("rule", "changes", "error", "text"), [(rule, *case) for rule in RULES for case in UPDATES + OWN[rule]]
-)
-def test_updates(rule, changes, error, text):
-    call = changed(rule, **changes)
-    lists = [
-        value for value in call.values() if isinstance(value, list) and value and isinstance(value[0], torch.Tensor)
-    ]
-    before = [[t.clone() for t in value] for value in lists]
-    with pytest.raises(error, match=f"{rule}: .*{text}"):
-        RULES[rule](**call)
-    for old, value in zip(before, lists, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(old, value, strict=True))
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_the_second_group_and_block_are_named(rule):
-    """Options and moments are packed: a message says which one it is."""
-    declared, index = RULES[rule].declared, 1  # a sample with three groups and blocks
-    for k, name in enumerate(declared.options):
-        call = changed(rule, index)
-        call["options"][2 * len(declared.options) + k] = NAN
-        with pytest.raises(ValueError, match=rf"{rule}: {name}\[2\] is nan"):
-            RULES[rule](**call)
-    for k, name in enumerate(declared.moments):
-        call = changed(rule, index)
-        call["moments"][3 * k + 1] = torch.zeros(512, dtype=torch.float16)
-        with pytest.raises(TypeError, match=rf"{rule}: {name}\[1\] is torch.float16"):
-            RULES[rule](**call)
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_every_sample_passes_the_checks(rule):
-    for index in range(len(list(RULES[rule].op.samples("cpu")))):
-        RULES[rule](**changed(rule, index))
+def changed(rule, **changes):
+    """The arguments of a sample with some replaced."""
+    op = RULES[rule].op
+    names = [argument.name for argument in op.schema.arguments]
+    return dict(zip(names, next(iter(op.samples("cpu")))[0], strict=True)) | changes
 
 
 # ---- addresses

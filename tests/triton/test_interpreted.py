@@ -2,6 +2,7 @@
 takes several seconds before its first test. One file alone: ``TRITON_INTERPRET=1 python -m pytest tests/triton/interpreted_X.py``."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +14,22 @@ from amp_kernels.testing.patience import PATIENCE
 FILES = sorted(map(str, Path(__file__).parent.glob("interpreted_*.py")))
 
 
-@pytest.mark.slow
-def test_interpreted():
+def passed(*options: str) -> int:
     assert FILES
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *FILES]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, *FILES]
     run = subprocess.run(
         command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=PATIENCE
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert " passed" in run.stdout
     assert "skipped" not in run.stdout, run.stdout
+    return int(re.search(r"(\d+) passed", run.stdout)[1])
+
+
+@pytest.mark.slow
+def test_one_in_three():
+    assert passed("--sample", "3") > 200
+
+
+@pytest.mark.exhaustive
+def test_interpreted():
+    assert passed() > 600
