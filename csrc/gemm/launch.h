@@ -21,9 +21,8 @@ struct GemmTuning {
   GemmRates rates;
   std::map<GemmKey, GemmChoice> plans;
 
-  /// Not for sums whose order the package fixes.
   GemmChoice wanted(const GemmProblem& q) const {
-    if (plans.empty() || q.batch_invariant || q.symmetric) return {};
+    if (plans.empty()) return {};
     const auto found = plans.find(key_of(q));
     return found == plans.end() ? GemmChoice{} : found->second;
   }

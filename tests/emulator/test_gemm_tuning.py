@@ -81,22 +81,28 @@ def test_a_plan_is_what_the_kernels_run(call, emulated):
     assert found.winners == {}
 
 
-def test_a_fixed_order_keeps_the_planners_plan(emulated):
+def test_no_plan_splits_the_sums_of_a_fixed_order(emulated):
     a, b = normal(64, 2048).bfloat16(), normal(2048, 64, seed=1).bfloat16()
-    product = ProductCall(64, 64, 2048, layout="NN").planned()
+    product = ProductCall(64, 64, 2048, layout="NN", out="fp32").planned()
+
+    def run(**options):
+        out = gemm_op(a, b, out_dtype=torch.float32, **options)[0]
+        return out, launches()[0].grid
+
     with ak.backend("emulate"):
-        want = [gemm_op(a, b, batch_invariant=invariant)[0] for invariant in (True, False)]
+        fixed, free = run(batch_invariant=True), run()
         try:
             set_gemm_plan(a, *product, [1, 0, 4, 0])
-            got = [gemm_op(a, b, batch_invariant=invariant, out_dtype=None)[0] for invariant in (True, False)]
-            grid = launches()[0].grid
+            still, split = run(batch_invariant=True), run()
             set_gemm_plan(a, *product, [1, 99, 1, 0])  # no such tile
-            again = gemm_op(a, b)[0]
+            again = run()
         finally:
             set_gemm_plan(a, *product, [])
-    assert torch.equal(got[0], want[0])
-    assert grid == 4
-    assert torch.equal(again, want[1])
+    assert fixed[1] == still[1] == 1
+    assert torch.equal(still[0], fixed[0])
+    assert split[1] == 4
+    assert again[1] == free[1]
+    assert torch.equal(again[0], free[0])
 
 
 def test_a_plan_is_of_one_product_alone(emulated):

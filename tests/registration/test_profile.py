@@ -223,6 +223,13 @@ def test_the_winner_does_not_run_against_what_was_asked_for(gpu, monkeypatch):
     assert policy.select_product(gemm_op, gpu, (), {}) == "cuda"
 
 
+def test_a_program_that_is_made_cannot_run_tritons_products(gpu, monkeypatch):
+    monkeypatch.setattr(policy, "_select", lambda *args: "aten")
+    monkeypatch.setattr(profile, "of_device", lambda index: profile.Profile(MACHINE, winners={str(CALL): "triton"}))
+    assert policy.select_product(gemm_op, gpu, (), {}) == "triton"
+    assert policy.select_traced(gemm_op, gpu, (), {}) == "aten"
+
+
 def test_a_winner_that_is_not_here_does_not_run(gpu, monkeypatch):
     monkeypatch.setattr(policy, "why_not", lambda *args: {"aten": "absent"})
     assert policy.select_product(gemm_op, gpu, (), {}) == "cuda"

@@ -13,7 +13,7 @@ MUTANTS = [
     Mutant(GEMM, ".column_sums = p[11] != 0", ".column_sums = p[7] != 0", "sums of columns are a bias"),
     Mutant(GEMM, "plans.erase(key);", "", "a plan is never taken back"),
     Mutant(GEMM, "as_int(op, plan[2]), plan[3] != 0", "as_int(op, plan[3]), plan[2] != 0", "splits and exchange of operands exchanged"),
-    Mutant(LAUNCH, "q.batch_invariant || q.symmetric", "q.symmetric", "a plan changes a fixed order"),
+    Mutant(PLAN, "splits > 1 && (r.batch_invariant ||", "splits > 1 && (", "a plan changes a fixed order"),
     Mutant(LAUNCH, "plan_gemm_once(request, chip, wanted)", "plan_gemm_once(request, chip)", "plans are forgotten"),
     Mutant(PLAN, "found.value_or(best)", "best", "the planner's plan after all"),
     Mutant(PLAN, "chip.rates, wanted};", "chip.rates};", "the plan that was made without a profile"),
