@@ -52,7 +52,7 @@ MUTANTS = [
     Mutant(KERNEL, "div(team_sum(sum, slice.lanes), count)", "team_sum(sum, slice.lanes)", "a sum is taken for the mean"),
     Mutant(KERNEL, "x.unpack(n, slice, p.x_type)", "x.unpack(n, slice, p.in_type)", "the heads have the type of their gradient"),
     Mutant(KERNEL, "x.load(slice, of.x, p.x_type", "x.load(slice, HeadRows{of.x.data, {of.in.strides[0], of.in.strides[1], of.in.strides[2]}}, p.x_type", "the heads lie as their gradient does"),
-    Mutant(KERNEL, "weight, of_weight = {};", "weight; static thread_local Pairs<kVec> of_weight;", "sums go on from those of queries to those of keys"),
+    Mutant(KERNEL, "p.sides[side].weight, p.weight_type", "p.sides[0].weight, p.weight_type", "gradients of keys pass the weight of queries"),
     Mutant(KERNEL, "int mask = slice.lanes; mask", "int mask = 2 * slice.lanes; mask", "one team is left out of the weights' gradients"),
     Mutant(KERNEL, "slice.team == 0 && slice.has(j / kVec)", "slice.team == 0", "pairs beyond the head are among the sums"),
     Mutant(KERNEL, "(warp_index() * 2 + side) * p.width", "warp_index() * 2 * p.width", "queries and keys share their sums"),
