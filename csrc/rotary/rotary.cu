@@ -58,7 +58,7 @@ struct Slice {
   }
   /// True if a vector is among the first `columns` of a head, whose second half begins at columns / 2.
   AK_DEVICE bool is_within(int v, bool second, int columns) const {
-    return interleaved ? has(v) && vector(v, second) < columns : first(v) < columns / 2;
+    return interleaved ? vector(v, second) < columns : first(v) < columns / 2;
   }
   /// The column of an element of pair j.
   AK_DEVICE int column(int j, bool second) const {

@@ -19,7 +19,6 @@ MUTANTS = [
     Mutant(KERNEL, "2 * i % kVec + second", "2 * i + second", "sums of interleaved columns reach into the other vector"),
     Mutant(KERNEL, "vector(v, i >= kVec / 2)", "vector(v, false)", "sums of interleaved columns all go to the first vector"),
     Mutant(KERNEL, "kVec > 1 && j % kVec >= kVec / 2, 2", "false, 2", "both interleaved vectors turn if the first does"),
-    Mutant(KERNEL, "has(v) && vector(v, second)", "vector(v, second)", "lanes beyond the first half of an interleaved head read the second"),
     Mutant(KERNEL, "if (slice.is_within(v, second, columns)) vectors", "vectors", "angles of columns that do not turn are read"),
     Mutant(KERNEL, "there && slice.has(v) ? begin", "there ? begin", "lanes beyond the head read"),
     Mutant(KERNEL, "there && slice.has(v) ? begin", "slice.has(v) ? begin", "heads that are not there are read"),
