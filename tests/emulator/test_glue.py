@@ -297,7 +297,10 @@ def test_rotary_embedding_of_views(leading, interleaved):
 def test_rotary_embedding_behind_norms(tokens):
     q, k = heads(2, tokens, 3, 40)[..., :32], heads(2, tokens, 2, 32, seed=1)
     grads, angles = (heads(*t.shape, seed=2 + i) for i, t in enumerate((q, k))), [heads(tokens, 32, seed=4)] * 2
-    weights, options = [heads(32, seed=5), heads(64, seed=6)[::2]], {"eps": 1e-2, "interleaved": False, "out_dtype": f32}
+    weights, options = (
+        [heads(32, seed=5), heads(64, seed=6)[::2]],
+        {"eps": 1e-2, "interleaved": False, "out_dtype": f32},
+    )
     forward, backward = (q, k, *angles, *weights), (*grads, *angles, q, k, *weights)
     for name, operands in (("rotary_forward", forward), ("rotary_backward", backward)):
         with torch.no_grad():
