@@ -18,7 +18,7 @@ FAMILIES = {
     "layers": ("linear", "mlp"),
     "norms": ("layer_norm", "rms_norm"),
     "losses": ("cross_entropy", "linear_cross_entropy", "softmax", "log_softmax"),
-    "elementwise": ("activation", "activation_backward", "cast_", "dropout", "dropout_add", "embedding"),
+    "elementwise": ("activation", "activation_backward", "cast_", "dropout", "dropout_add", "embedding", "rotary"),
 }
 
 #: The trainings of the first picture: provider and name there.

@@ -17,7 +17,7 @@
 #include "rotary/call.h"
 
 #include <algorithm>
-#include <initializer_list>
+#include <cstring>
 
 #include "base/elementwise.cuh"
 #include "base/row.cuh"
@@ -58,7 +58,7 @@ struct Slice {
   }
   /// True if a vector is among the first `columns` of a head, whose second half begins at columns / 2.
   AK_DEVICE bool is_within(int v, bool second, int columns) const {
-    return interleaved ? has(v) && vector(v, second) < columns : first(v) < columns / 2;
+    return interleaved ? vector(v, second) < columns : first(v) < columns / 2;
   }
   /// The column of an element of pair j.
   AK_DEVICE int column(int j, bool second) const {
@@ -76,74 +76,110 @@ struct Slice {
 template <int kVec>
 using Pairs = float[2][Slice<kVec>::kPairs];
 
-/// pairs[i] = this lane's part of the head at element at[i] of `data`, or 0 if at[i] < 0. All loads are issued before
-/// the first is used.
-template <int kVec, bool kAnyType, int kHeads>
-AK_DEVICE void load_pairs(Pairs<kVec> (&pairs)[kHeads], const Slice<kVec>& slice, const void* data, DType dtype,
-                          const int64_t (&at)[kHeads], int columns) {
-  constexpr int kVectors = Slice<kVec>::kVectors;
+/// Two vectors of T as pairs, in place of kVec pairs from the first of vector v on.
+template <int kVec, class T>
+AK_DEVICE void unpack_pairs(Pairs<kVec>& pairs, const Slice<kVec>& slice, int v, const Vec<T, kVec>& first,
+                            const Vec<T, kVec>& second) {
+  const auto a = to_floats(first), b = to_floats(second);
+  const auto value = [&](int j) { return j < kVec ? a[j] : b[j - kVec]; };
+  AK_UNROLL
+  for (int j = 0; j < kVec; j++) {
+    pairs[0][v * kVec + j] = slice.interleaved ? value(2 * j) : value(j);
+    pairs[1][v * kVec + j] = slice.interleaved ? value(2 * j + 1) : value(kVec + j);
+  }
+}
+
+/// This lane's cosines, sines or weights from element `at` on, 0 behind the `columns` that there are.
+template <int kVec>
+AK_DEVICE void load_factors(Pairs<kVec>& pairs, const Slice<kVec>& slice, const void* data, DType dtype, int64_t at,
+                            int columns) {
   with_row_dtype(dtype, [&]<class T>(T) {
-    if constexpr (!kAnyType && kVec > kVectorOf<T>) return;  // no head is fp32
-    Vec<T, kVec> loaded[kHeads][kVectors][2] = {};
+    const T* from = static_cast<const T*>(data) + at;
     AK_UNROLL
-    for (int i = 0; i < kHeads; i++) {
+    for (int v = 0; v < Slice<kVec>::kVectors; v++) {
+      Vec<T, kVec> vectors[2] = {};
       AK_UNROLL
-      for (int v = 0; v < kVectors; v++) {
-        const T* head = static_cast<const T*>(data) + at[i];
-        AK_UNROLL
-        for (int second = 0; second < 2; second++) {
-          if (at[i] >= 0 && slice.is_within(v, second, columns))
-            loaded[i][v][second] = load_vec<kVec>(head + slice.vector(v, second));
-        }
+      for (int second = 0; second < 2; second++) {
+        if (slice.is_within(v, second, columns)) vectors[second] = load_vec<kVec>(from + slice.vector(v, second));
       }
-    }
-    AK_UNROLL
-    for (int i = 0; i < kHeads; i++) {
-      AK_UNROLL
-      for (int v = 0; v < kVectors; v++) {
-        const auto a = to_floats(loaded[i][v][0]), b = to_floats(loaded[i][v][1]);
-        const auto value = [&](int j) { return j < kVec ? a[j] : b[j - kVec]; };
-        AK_UNROLL
-        for (int j = 0; j < kVec; j++) {
-          pairs[i][0][v * kVec + j] = slice.interleaved ? value(2 * j) : value(j);
-          pairs[i][1][v * kVec + j] = slice.interleaved ? value(2 * j + 1) : value(kVec + j);
-        }
-      }
+      unpack_pairs<kVec, T>(pairs, slice, v, vectors[0], vectors[1]);
     }
   });
 }
 
-/// The same of one head's worth of cosines, sines or weights, of any type.
+/// This lane's part of a head as it lies in memory, so that loads of several heads are issued before the first is used,
+/// whatever their types are. 8 columns of a vector have 16 bits each.
 template <int kVec>
-AK_DEVICE void load_factors(Pairs<kVec>& pairs, const Slice<kVec>& slice, const void* data, DType dtype, int64_t at,
-                            int columns) {
-  Pairs<kVec> one[1];
-  const int64_t places[1] = {at};
-  load_pairs<kVec, true>(one, slice, data, dtype, places, columns);
-  AK_UNROLL
-  for (int j = 0; j < Slice<kVec>::kPairs; j++) pairs[0][j] = one[0][0][j], pairs[1][j] = one[0][1][j];
-}
+struct HeldHead {
+  static constexpr int kWords = kVec == 8 ? 4 : kVec;
+  Vec<uint32_t, kWords> words[Slice<kVec>::kVectors][2];
+  bool there;
+
+  /// Head `head` of a token, of `heads`. A lane without a vector reads the tensor's first one.
+  AK_DEVICE void load(const Slice<kVec>& slice, const HeadRows& rows, DType dtype, int64_t batch, int64_t token,
+                      int head, int heads) {
+    there = head < heads;
+    const int64_t begin = rows.at(batch, token, head);
+    AK_UNROLL
+    for (int v = 0; v < Slice<kVec>::kVectors; v++) {
+      AK_UNROLL
+      for (int second = 0; second < 2; second++) {
+        const int64_t at = there && slice.has(v) ? begin + slice.vector(v, second) : 0;
+        auto& to = words[v][second];
+        if (kVec == 8 || dtype == DType::kFloat32) {
+          to = load_vec<kWords>(static_cast<const uint32_t*>(rows.data) + (kVec == 8 ? at / 2 : at));
+        } else if constexpr (kVec == 1) {
+          to[0] = ak::load(static_cast<const uint16_t*>(rows.data) + at);
+        } else {
+          const auto half = load_vec<kWords / 2>(static_cast<const uint32_t*>(rows.data) + at / 2);
+          AK_UNROLL
+          for (int i = 0; i < kWords / 2; i++) to[i] = half[i];
+        }
+      }
+    }
+  }
+  /// Columns out of bounds, and those of a head that is not there, are 0.
+  AK_DEVICE void unpack(Pairs<kVec>& pairs, const Slice<kVec>& slice, DType dtype) const {
+    with_row_dtype(dtype, [&]<class T>(T) {
+      if constexpr (kVec <= kVectorOf<T>) {
+        AK_UNROLL
+        for (int v = 0; v < Slice<kVec>::kVectors; v++) {
+          Vec<T, kVec> vectors[2];
+          AK_UNROLL
+          for (int second = 0; second < 2; second++) {
+            Vec<uint32_t, kWords> kept;
+            AK_UNROLL
+            for (int i = 0; i < kWords; i++) kept[i] = there && slice.has(v) ? words[v][second][i] : 0;
+            memcpy(&vectors[second], &kept, sizeof vectors[second]);
+          }
+          unpack_pairs<kVec, T>(pairs, slice, v, vectors[0], vectors[1]);
+        }
+      }
+    });
+  }
+};
 
 /// Rounds the pairs and stores them as the head at element `at`.
 template <int kVec>
 AK_DEVICE void store_pairs(const Pairs<kVec>& pairs, const Slice<kVec>& slice, void* data, DType dtype, int64_t at) {
   with_row_dtype(dtype, [&]<class T>(T) {
-    if constexpr (kVec > kVectorOf<T>) return;
-    T* head = static_cast<T*>(data) + at;
-    AK_UNROLL
-    for (int v = 0; v < Slice<kVec>::kVectors; v++) {
-      if (!slice.has(v)) continue;
-      Vec<T, kVec> a, b;
-      const auto value = [&](int j) {  // element j of the pairs, one pair after the other
-        return pairs[j % 2][v * kVec + j / 2];
-      };
+    if constexpr (kVec <= kVectorOf<T>) {
+      T* head = static_cast<T*>(data) + at;
       AK_UNROLL
-      for (int j = 0; j < kVec; j++) {
-        a[j] = round_to<T>(slice.interleaved ? value(j) : pairs[0][v * kVec + j]);
-        b[j] = round_to<T>(slice.interleaved ? value(kVec + j) : pairs[1][v * kVec + j]);
+      for (int v = 0; v < Slice<kVec>::kVectors; v++) {
+        if (!slice.has(v)) continue;
+        Vec<T, kVec> a, b;
+        const auto value = [&](int j) {  // element j of the pairs, one pair after the other
+          return pairs[j % 2][v * kVec + j / 2];
+        };
+        AK_UNROLL
+        for (int j = 0; j < kVec; j++) {
+          a[j] = round_to<T>(slice.interleaved ? value(j) : pairs[0][v * kVec + j]);
+          b[j] = round_to<T>(slice.interleaved ? value(kVec + j) : pairs[1][v * kVec + j]);
+        }
+        store_vec(head + slice.vector(v, false), a);
+        store_vec(head + slice.vector(v, true), b);
       }
-      store_vec(head + slice.vector(v, false), a);
-      store_vec(head + slice.vector(v, true), b);
     }
   });
 }
@@ -201,17 +237,6 @@ AK_DEVICE float deviation_of(const Pairs<kVec>& x, const Slice<kVec>& slice, con
   }
 }
 
-/// Places of the heads that a team has in flight, from head `first` on: elements, or -1.
-template <int kHeads>
-AK_DEVICE void places_of(int64_t (&at)[kHeads], const HeadRows& rows, int64_t batch, int64_t token, int first, int step,
-                         int heads) {
-  AK_UNROLL
-  for (int i = 0; i < kHeads; i++) {
-    const int head = first + i * step;
-    at[i] = head < heads ? rows.at(batch, token, head) : -1;
-  }
-}
-
 /// The turn, forward behind the norm, or the gradient of a turn without a norm.
 template <int kVec, bool kNorm>
 AK_KERNEL(kTurnThreads, kTurnBlocks)
@@ -232,46 +257,47 @@ rotary_turn_kernel(AK_PARAM(Rotary) p, bool transposed) {
     AK_NO_UNROLL
     for (int begin = 0; begin < of.heads; begin += kHeads * slice.teams()) {
       const int first = begin + slice.team;
-      int64_t at[kHeads];
-      Pairs<kVec> x[kHeads];
-      places_of(at, of.in, batch, token, first, slice.teams(), of.heads);
-      load_pairs<kVec, false>(x, slice, of.in.data, p.in_type, at, p.width);
+      HeldHead<kVec> held[kHeads];
+      AK_UNROLL
+      for (int i = 0; i < kHeads; i++)
+        held[i].load(slice, of.in, p.in_type, batch, token, first + i * slice.teams(), of.heads);
       AK_UNROLL
       for (int i = 0; i < kHeads; i++) {
+        Pairs<kVec> x;
+        held[i].unpack(x, slice, p.in_type);
         if constexpr (kNorm) {
-          const float rstd = deviation_of<kVec>(x[i], slice, p);
+          const float rstd = deviation_of<kVec>(x, slice, p);
           AK_UNROLL
           for (int j = 0; j < kPairs; j++) {
-            x[i][0][j] = normed(x[i][0][j], rstd, weight[0][j]);
-            x[i][1][j] = normed(x[i][1][j], rstd, weight[1][j]);
+            x[0][j] = normed(x[0][j], rstd, weight[0][j]);
+            x[1][j] = normed(x[1][j], rstd, weight[1][j]);
           }
         }
-        turn.turn(x[i], slice);
+        turn.turn(x, slice);
         const int head = first + i * slice.teams();
-        if (head < of.heads) store_pairs<kVec>(x[i], slice, of.out, p.out_type, (row * of.heads + head) * p.width);
+        if (held[i].there) store_pairs<kVec>(x, slice, of.out, p.out_type, (row * of.heads + head) * p.width);
       }
     }
   }
 }
 
-/// The gradients of one side's heads of a token. Adds to this lane's part of the gradient of the weight.
+/// The gradients of a token's queries or keys. Adds to this lane's part of the gradient of their weight.
 template <int kVec>
 AK_DEVICE void normed_gradients(const Rotary& p, const RotaryHeads& of, const Slice<kVec>& slice,
-                                const TokenTurn<kVec>& turn, int64_t batch, int64_t token, Pairs<kVec>& of_weight) {
+                                const Pairs<kVec>& weight, int64_t row, Pairs<kVec>& of_weight) {
   constexpr int kPairs = Slice<kVec>::kPairs;
+  const int64_t batch = row / p.tokens, token = row - batch * p.tokens;
   const float count = static_cast<float>(p.width);
-  Pairs<kVec> weight;
-  load_factors<kVec>(weight, slice, of.weight, p.weight_type, 0, p.width);
+  const TokenTurn<kVec> turn(p, slice, batch, token, true);
   AK_NO_UNROLL
   for (int begin = 0; begin < of.heads; begin += slice.teams()) {
     const int head = begin + slice.team;
-    int64_t at[1];
-    Pairs<kVec> grad[1], x[1];
-    places_of(at, of.in, batch, token, head, 0, of.heads);
-    load_pairs<kVec, false>(grad, slice, of.in.data, p.in_type, at, p.width);
-    places_of(at, of.x, batch, token, head, 0, of.heads);
-    load_pairs<kVec, false>(x, slice, of.x.data, p.x_type, at, p.width);
-    auto &g = grad[0], &n = x[0];
+    HeldHead<kVec> grad, x;
+    grad.load(slice, of.in, p.in_type, batch, token, head, of.heads);
+    x.load(slice, of.x, p.x_type, batch, token, head, of.heads);
+    Pairs<kVec> g, n;
+    grad.unpack(g, slice, p.in_type);
+    x.unpack(n, slice, p.x_type);
     turn.turn(g, slice);
     const float rstd = deviation_of<kVec>(n, slice, p);
     float sum = 0.0f;
@@ -291,13 +317,13 @@ AK_DEVICE void normed_gradients(const Rotary& p, const RotaryHeads& of, const Sl
       AK_UNROLL
       for (int j = 0; j < kPairs; j++) g[element][j] = norm_gradient(g[element][j], n[element][j], rstd, 0.0f, mean_gn);
     }
-    const int64_t row = batch * p.tokens + token;
-    if (head < of.heads) store_pairs<kVec>(g, slice, of.out, p.out_type, (row * of.heads + head) * p.width);
+    if (x.there) store_pairs<kVec>(g, slice, of.out, p.out_type, (row * of.heads + head) * p.width);
   }
 }
 
 struct WarpSums;
 
+/// All queries of the warp's tokens, then all keys, so that one gradient of a weight is in registers.
 template <int kVec>
 AK_KERNEL(kGradientThreads, kGradientBlocks)
 rotary_gradient_kernel(AK_PARAM(Rotary) p) {
@@ -305,22 +331,19 @@ rotary_gradient_kernel(AK_PARAM(Rotary) p) {
   wait_for_previous_kernel();
   allow_next_kernel();
   const Slice<kVec> slice(p);
-  Pairs<kVec> of_weight[2] = {};
-  AK_NO_UNROLL
-  for (int64_t row = static_cast<int64_t>(block_index()) * kWarps + warp_index(); row < p.rows();
-       row += static_cast<int64_t>(grid_blocks()) * kWarps) {
-    const int64_t batch = row / p.tokens, token = row - batch * p.tokens;
-    const TokenTurn<kVec> turn(p, slice, batch, token, true);
-    normed_gradients<kVec>(p, p.sides[0], slice, turn, batch, token, of_weight[0]);
-    normed_gradients<kVec>(p, p.sides[1], slice, turn, batch, token, of_weight[1]);
-  }
   const auto of_warps = shared<float, kWarps * 2 * kMaxHeadWidth, WarpSums>();
-  AK_UNROLL
+  AK_NO_UNROLL
   for (int side = 0; side < 2; side++) {
+    Pairs<kVec> weight, of_weight = {};
+    load_factors<kVec>(weight, slice, p.sides[side].weight, p.weight_type, 0, p.width);
+    AK_NO_UNROLL
+    for (int64_t row = static_cast<int64_t>(block_index()) * kWarps + warp_index(); row < p.rows();
+         row += static_cast<int64_t>(grid_blocks()) * kWarps)
+      normed_gradients<kVec>(p, p.sides[side], slice, weight, row, of_weight);
     AK_UNROLL
     for (int i = 0; i < 2 * kPairs; i++) {
       const int element = i / kPairs, j = i % kPairs;
-      float sum = of_weight[side][element][j];
+      float sum = of_weight[element][j];
       AK_NO_UNROLL
       for (int mask = slice.lanes; mask < kWarpThreads; mask *= 2) sum += shuffle_xor(sum, mask);
       if (slice.team == 0 && slice.has(j / kVec))

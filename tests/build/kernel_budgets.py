@@ -167,6 +167,13 @@ BUDGETS = {
         whole_sectors=True, why="3 types, two also with gradients in fp32" + ELEMENTWISE),
     "dropout_kernel": Budget(registers=64, shared=0, blocks=8, wide_loads=2 * (2 + 1), in_flight=16, whole_sectors=True,
         why="x and residual of 3 types" + ELEMENTWISE),
+    "rotary_turn_kernel": Budget(registers=128, shared=0, blocks=2, wide_loads=2 * (4 + 4), in_flight=64,
+        whole_sectors=True,
+        why="two vectors of two heads of 16 bits or of fp32, beside the cosines, sines and weights of 16 columns"),
+    "rotary_gradient_kernel": Budget(registers=168, shared=8192, threads=128, blocks=3, wide_loads=4 + 4, in_flight=48,
+        whole_sectors=True, spilled={"sm_100": ("kernelILi1E", 192), "sm_120": ("kernelILi1E", 192)},
+        why="two vectors each of a head and of its gradient, beside cosines, sines, weights and the sums over heads, 16 "
+            "columns each; what is unaligned may spill"),
     "norm_forward_ring_kernel": Budget(registers=168, shared=0, whole_sectors=True,
         opcodes={"LDGSTS": 2 * 2 * (RING_COPIES + 8)},
         why="up to 32 columns of the row, of the weight and of the bias, or 64 of the row; the rows' bytes are in "

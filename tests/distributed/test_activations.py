@@ -119,6 +119,9 @@ def check_sequence_parallel():
     replicated = placed(x, [Replicate()])
     with pytest.raises(TypeError, match="dropout_add: dropout of a DTensor; accepted: plain tensors"):
         ak.dropout_add(replicated, replicated)
+    heads = placed(torch.zeros(1, 2, 3, 4), [Shard(1)])
+    with pytest.raises(TypeError, match="rotary: q is a DTensor; accepted: plain tensors"):
+        ak.rotary(heads, heads, torch.ones(3, 4), torch.ones(3, 4))
     with pytest.raises(TypeError, match="rms_norm: dropout of a DTensor"):
         ak.rms_norm(replicated, 8, residual=replicated, dropout_p=0.1)
 

@@ -320,6 +320,22 @@ def test_rotary_embedding_of_views(leading, interleaved):
             )
 
 
+@pytest.mark.parametrize("tokens", [0, 9])
+def test_rotary_embedding_behind_norms(tokens):
+    q, k = heads(2, tokens, 3, 40)[..., :32], heads(2, tokens, 2, 32, seed=1)
+    grads, angles = (heads(*t.shape, seed=2 + i) for i, t in enumerate((q, k))), [heads(tokens, 32, seed=4)] * 2
+    weights, options = (
+        [heads(32, seed=5), heads(64, seed=6)[::2]],
+        {"eps": 1e-2, "interleaved": False, "out_dtype": f32},
+    )
+    forward, backward = (q, k, *angles, *weights), (*grads, *angles, q, k, *weights)
+    for name, operands in (("rotary_forward", forward), ("rotary_backward", backward)):
+        with torch.no_grad():
+            found, want = REGISTRY[name].emulated(*operands, **options), REGISTRY[name].overload(*operands, **options)
+        for got, expected in zip(found, want, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
 def rotary_problem():
     q, k, cos, sin = (heads(*shape) for shape in ((2, 3, 4, 8), (2, 3, 1, 8), (3, 8), (3, 8)))
     return {"q": q, "k": k, "cos": cos, "sin": sin, "q_weight": torch.ones(8), "k_weight": torch.ones(8)}

@@ -11,11 +11,12 @@ from amp_kernels._raw._norm import statistics
 from amp_kernels._raw.embedding_accumulate import op as embedding_op
 from amp_kernels._raw.norm_backward import op as norm_backward_op
 from amp_kernels._raw.norm_forward import op as norm_forward_op
+from amp_kernels._raw.rotary import forward_op as rotary_op
 from amp_kernels._raw.softmax_rows import forward_op as softmax_op
 from amp_kernels.testing.bounds import assert_within, norm_backward_bound, norm_forward_bound
 from amp_kernels.testing.poison import embed, poisoned_allocations
 
-from . import test_activation, test_cross_entropy, test_embedding, test_linear_cross_entropy, test_softmax
+from . import test_activation, test_cross_entropy, test_embedding, test_linear_cross_entropy, test_rotary, test_softmax
 from .targets import backends_on_cpu
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -117,6 +118,22 @@ def test_softmax_of_any_dimension(data):
         mask = mask.expand(shape)
     with ak.backend(draw.backend):
         test_softmax.check(x, dim, draw.flag("log"), mask)
+
+
+@drawn
+@given(data=st.data())
+def test_rotary_embedding(data):
+    draw = Draw(data, rotary_op)
+    width = 2 * draw(st.one_of(st.integers(1, 40), st.sampled_from([48, 64, 100, 128])), "half of the width")
+    turning = 2 * draw(st.integers(1, width // 2), "half of what turns") if draw.flag("partial") else width
+    batch, tokens, dtype = draw(st.integers(1, 2), "batch"), draw(st.integers(1, 9), "tokens"), draw(dtypes, "dtype")
+    q, k = (draw.tensor(name, batch, draw(st.integers(1, 5), "heads"), tokens, width, dtype=dtype) for name in "qk")
+    leading, angles = draw.one_of("leading", [(), (1,), (batch,)]), draw(dtypes, "dtype of angles")
+    cos, sin = (draw.tensor(name, *leading, tokens, turning, dtype=angles) for name in ("cos", "sin"))
+    of_weights = draw(dtypes, "dtype of weights")
+    weights = [draw.tensor(f"{name}_weight", width, dtype=of_weights) for name in "qk"] if draw.flag("normed") else []
+    with ak.backend(draw.backend):
+        test_rotary.check(q, k, cos, sin, *weights, interleaved=draw.flag("interleaved"))
 
 
 @drawn
