@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 import torch
@@ -85,16 +85,16 @@ def convert(
     - modules that torch.jit has compiled;
     - standalone activations, for which torch's kernels are already as good.
 
-    The logger ``amp_kernels`` reports replaced and other modules by class in one INFO line, and by module in DEBUG lines. A second
-    call changes nothing.
+    The logger ``amp_kernels`` reports replaced and other modules by class in one INFO line, and by module in DEBUG lines; it
+    warns of an option that no module fits. A second call changes nothing.
 
     Args:
         model: any module.
         skip: names of modules or classes to leave unchanged. A name includes everything inside that module, even if it is also
             used elsewhere in the model.
         report: also print a line for each replaced module, and for each other module with parameters, with the reason.
-        fuse_residuals: let norms make the additions in front of them. The logger warns if no block fits.
-        fuse_loss: let causal language models compute head and loss as one op in training. The logger warns if the model is none.
+        fuse_residuals: let norms make the additions in front of them.
+        fuse_loss: let causal language models compute head and loss as one op in training.
 
     Returns:
         ``model``.
@@ -126,6 +126,13 @@ def convert(
         if fuse_loss:
             _fuse_loss(modules, skipped, changes)
     changes.summarise()
+    asked = {"fuse_residuals": fuse_residuals and residual.forward, "fuse_loss": fuse_loss and head_loss.forward}
+    in_use = {vars(own_class(module)).get("_amp_kernels_forward") for _, module in modules}
+    for option, forward in asked.items():
+        if forward and forward not in in_use:
+            logger.warning(
+                "convert: %s=True changes nothing: the model (%s) has no module for it", option, type(model).__name__
+            )
     return model
 
 
@@ -159,26 +166,12 @@ def _fuse_residuals(
         if base_of(kind) is None:
             changes.replace(names[module], module, derived(kind, residual.forward))
         residual.set_successor(module, successor)
-    _tell_if_unused("fuse_residuals", modules, residual.forward, "blocks with a norm of a sum")
 
 
 def _fuse_loss(modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.Module], changes: _Changes) -> None:
     for name, module in modules:
         if module not in skipped and head_loss.fusible(module):
             changes.replace(name, module, derived(own_class(module), head_loss.forward))
-    _tell_if_unused(
-        "fuse_loss",
-        modules,
-        head_loss.forward,
-        "transformers' causal language models whose loss is that of lm_head's logits",
-    )
-
-
-def _tell_if_unused(option: str, modules: list[tuple[str, torch.nn.Module]], forward: Callable, accepted: str) -> None:
-    """Warn of an option that was on and for which no module fits."""
-    if not any(vars(own_class(module)).get("_amp_kernels_forward") is forward for _, module in modules):
-        kind = own_class(modules[0][1]).__name__
-        logger.warning("convert: %s=True changes nothing in the model (%s); accepted: %s", option, kind, accepted)
 
 
 def revert(model: Model) -> Model:
