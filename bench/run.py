@@ -48,11 +48,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--memory", type=float, metavar="GIB", help="fit the cases into this much memory (default: what a GPU has free)"
     )
-    parser.add_argument("--seconds", type=float, help="start no case after so long; what is left out is an error")
-    parser.add_argument("--after", metavar="CASE", help="start behind the case of this name, as --list writes it")
-    parser.add_argument("--resume", action="store_true", help="leave out the cases that --out has from this commit")
-    parser.add_argument("--progress-file", type=Path, help="names the running case; gone when the run has ended")
-    parser.add_argument("--list", action="store_true", help="name the cases and stop")
+    parser.add_argument(
+        "--seconds", type=float, help="start no case after this time; cases left out make the exit status 1"
+    )
+    parser.add_argument("--after", metavar="CASE", help="start after the case of this name, as --list prints it")
+    parser.add_argument("--resume", action="store_true", help="skip the cases that --out has from this commit")
+    parser.add_argument("--progress-file", type=Path, help="file that names the running case, removed at the end")
+    parser.add_argument("--list", action="store_true", help="print the names of the cases and stop")
     parser.add_argument("--out", type=Path, help="folder of the results (default bench/results/<device>)")
     options = parser.parse_args(argv)
     for given, name in ((options.suite, "--suite"), (options.peers, "--peers")):
@@ -143,7 +145,7 @@ def _measured(options: argparse.Namespace, out: Path) -> tuple[list[dict], list[
     effort = Effort.of(device, options.quick)
     machine = environment.describe(device)
     installed = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    print(f"{machine['device']}; {installed}; commit {machine['commit']}")
+    print(f"{machine['device']}; {installed}; commit {machine['commit'] or 'unknown'}")
     versions = {name: peers.version(name) for name in peers.PEERS}
     if warning := environment.load_warning(device):
         print(warning, file=sys.stderr)

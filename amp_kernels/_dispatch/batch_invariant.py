@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 
 from .scoped import Setting
 
 SETTING: Setting[int] = Setting()  # the number of blocks of K; 0: off
 
 
-@contextlib.contextmanager
-def batch_invariant(enabled: bool = True, *, k_blocks: int = 1) -> Iterator[None]:
+def batch_invariant(enabled: bool = True, *, k_blocks: int = 1) -> contextlib._GeneratorContextManager[None]:
     """Within the block a result has the same bits however the tokens are batched, split and spread over ranks.
 
     A GEMM is usually cut into tiles and partial sums that suit its shape, so the same row comes out with other last bits
@@ -46,7 +44,7 @@ def batch_invariant(enabled: bool = True, *, k_blocks: int = 1) -> Iterator[None
             number of features must be divisible by it.
 
     Raises:
-        TypeError: ``k_blocks`` is not an int.
+        TypeError: ``k_blocks`` is not an int, or ``enabled`` not a bool.
         ValueError: ``k_blocks`` is not a power of two; within the block, a sum over features is not divisible by it.
 
     Examples:
@@ -61,12 +59,14 @@ def batch_invariant(enabled: bool = True, *, k_blocks: int = 1) -> Iterator[None
         >>> torch.equal(whole, ak.distributed.tree_sum(parts))
         True
     """
+    if not isinstance(enabled, bool):
+        hint = "; as a decorator: @ak.batch_invariant()" if callable(enabled) else "; k_blocks is passed by keyword"
+        raise TypeError(f"batch_invariant: enabled is {enabled!r}; accepted: True, False{hint}")
     if isinstance(k_blocks, bool) or not isinstance(k_blocks, int):
         raise TypeError(f"batch_invariant: k_blocks is {k_blocks!r}; accepted: an int, a power of two")
     if k_blocks < 1 or k_blocks & (k_blocks - 1):
         raise ValueError(f"batch_invariant: k_blocks is {k_blocks}; accepted: a power of two (1, 2, 4, ...)")
-    with SETTING.block(k_blocks if enabled else 0):
-        yield
+    return SETTING.block(k_blocks if enabled else 0)
 
 
 def k_blocks() -> int:

@@ -72,7 +72,7 @@ class GradScaler(HasCompiledCalls, _GradScaler):
 
     Raises:
         AssertionError: a factor is out of range, as in torch.
-        ValueError: another number is out of range or NaN.
+        ValueError: another number is out of range or NaN, or ``device`` names no device type.
         TypeError: ``device`` is not a string.
 
     Examples:
@@ -109,6 +109,12 @@ class GradScaler(HasCompiledCalls, _GradScaler):
     ) -> None:
         if not isinstance(device, str):  # torch.cuda.amp.GradScaler begins with init_scale
             raise TypeError(f"GradScaler: device is {device!r}; accepted: a device type such as 'cuda' or 'cpu'")
+        try:
+            torch.device(device)
+        except RuntimeError:
+            raise ValueError(
+                f"GradScaler: device is {device!r}; accepted: a device type such as 'cuda' or 'cpu'"
+            ) from None
         enabled = enabled and is_enabled()
         # Set these even when disabled, so that torch's getters work.
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
 from .. import amp
@@ -21,7 +23,13 @@ INSTRUCTIONS = {
 
 
 def run() -> int:
-    """Print one verdict per device. Returns the exit status, always 0: every device can train in some format."""
+    """Print one verdict per device. Returns the exit status: 2 if ``AMP_KERNELS_CPU_ISA`` is not accepted, else 0, because every
+    device can train in some format."""
+    try:
+        cpu_isa.chosen()
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 2
     names = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else ["cpu"]
     for name in names:
         advice = amp.advise(name)

@@ -104,15 +104,15 @@ def _ops() -> str:
 def _check() -> int:
     from ..testing.backends import available_backends, check_backend
 
-    failures = 0
+    failures, width = 0, max(map(len, REGISTRY))
     print()
     for name, op in sorted(REGISTRY.items()):
         for device in devices():
             for backend in available_backends(op, device):
                 try:
-                    print(f"check {name:20} {device:5} {backend:9} ok, {check_backend(op, backend, device)} cases")
+                    print(f"check {name:{width}} {device:5} {backend:9} ok, {check_backend(op, backend, device)} cases")
                 except Exception as error:
                     failures += 1
-                    print(f"check {name:20} {device:5} {backend:9} FAILED: {error}")
+                    print(f"check {name:{width}} {device:5} {backend:9} FAILED: {error}")
     print("all backends agree with the reference" if not failures else f"{failures} backends FAILED")
     return min(failures, 1)

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "function", type=_function.load, help=_function.CONTRACT + " It passes its model to run.watch()."
     )
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="format to train in (default: fp32)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the run (default: 0)")
     parser.add_argument("--device", type=_function.device, default="cpu", help="device to train on (default: cpu)")
     parser.add_argument("--out", metavar="FILE", help="also write the figure to this HTML file")
 

@@ -92,8 +92,8 @@ def convert(
     - modules that torch.jit has compiled;
     - standalone activations, for which torch's kernels are already as good.
 
-    The logger ``amp_kernels`` reports replaced and other modules by class in one INFO line, and by module in DEBUG lines. A second
-    call changes nothing.
+    The logger ``amp_kernels`` reports replaced and other modules by class in one INFO line, and by module in DEBUG lines; it
+    warns of an option that no module fits. A second call changes nothing.
 
     Args:
         model: any module.
@@ -136,6 +136,13 @@ def convert(
         if fuse_rotary:
             _fuse(modules, skipped, changes, rotary)
     changes.summarise()
+    asked = {"fuse_residuals": fuse_residuals and residual.forward, "fuse_loss": fuse_loss and head_loss.forward}
+    in_use = {vars(own_class(module)).get("_amp_kernels_forward") for _, module in modules}
+    for option, forward in asked.items():
+        if forward and forward not in in_use:
+            logger.warning(
+                "convert: %s=True changes nothing: the model (%s) has no module for it", option, type(model).__name__
+            )
     return model
 
 

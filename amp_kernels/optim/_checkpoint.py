@@ -62,6 +62,12 @@ class CheckpointCodec:
 
     def shield(self, _: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
         """The hook that keeps torch's load_state_dict from casting."""
+        missing = [key for key in ("state", "param_groups") if key not in state_dict]
+        if missing:
+            raise ValueError(
+                f"{self._name}: state_dict has no {missing[0]!r}; accepted: the state_dict of an optimizer, with state and "
+                "param_groups"
+            )
         return {**state_dict, "state": {key: Uncast(values) for key, values in state_dict["state"].items()}}
 
     def read(self, groups: list[dict[str, Any]], state: dict[Any, Any], defaults: dict[str, Any]) -> Loaded:

@@ -23,7 +23,15 @@ from .._sharding.local import is_dtensor, local
 from .._updates.state import MAXIMIZE, STOCHASTIC
 from ._algorithm import SWITCHES, Algorithm
 from ._moments8 import has_whole_blocks, moment_dtype
-from ._options import DEFAULTS, GROUP_OPTIONS, Options, check_group_options, misspelt, rounds_stochastically
+from ._options import (
+    DEFAULTS,
+    GROUP_OPTIONS,
+    Options,
+    check_betas,
+    check_group_options,
+    misspelt,
+    rounds_stochastically,
+)
 
 #: Hyper-parameters that must not be below 0, and torch's words for them.
 _NOT_NEGATIVE = {
@@ -138,9 +146,10 @@ class GroupChecks:
         for key, words in _NOT_NEGATIVE.items():
             if key in group:
                 self._check_range(key, group[key], math.inf, f"Invalid {words}")
-        betas, usual = group.get("betas", ()), defaults.get("betas")
-        if usual is not None and not (isinstance(betas, (tuple, list)) and len(betas) == len(usual)):
-            raise ValueError(f"{self._name}: betas is {betas!r}; accepted: {len(usual)} numbers")
+        count = sum(name.startswith("beta") for name in self._algorithm.of(group).declared.options)
+        betas = group.get("betas", ()) if count else ()
+        if count and "betas" in group:
+            check_betas(self._name, betas, count)
         for i, beta in enumerate(betas):
             self._check_range(f"betas[{i}]", beta, math.nextafter(1.0, 0.0), f"Invalid beta parameter at index {i}")
 

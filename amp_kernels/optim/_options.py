@@ -14,6 +14,7 @@ from torch.distributed import ProcessGroup
 
 from .._checks import lists
 from .._checks.lists import HALF_DTYPES
+from .._checks.types import type_name
 from .._updates.state import MAX_SEED
 
 
@@ -137,10 +138,12 @@ def takes_options(init: Constructor) -> Constructor:
     ``help`` show the options one by one instead of ``**options``."""
     *own, _ = inspect.signature(init).parameters.values()
     names = [parameter.name for parameter in own]
+    betas = next((len(parameter.default) for parameter in own if parameter.name == "betas"), 0)
 
     @functools.wraps(init)
     def checked(*args: Any, **kwargs: Any) -> None:
-        _check_arguments(type(args[0]).__name__, {**dict(zip(names, args, strict=False)), **kwargs})
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        _check_arguments(type(args[0]).__name__, {name: given[name] for name in names if name in given}, betas)
         init(*args, **kwargs)
 
     shared = [
@@ -153,8 +156,8 @@ def takes_options(init: Constructor) -> Constructor:
     return checked
 
 
-def _check_arguments(optimizer: str, arguments: Mapping[str, Any]) -> None:
-    """Raise for arguments that torch's constructors would fail on without naming them."""
+def _check_arguments(optimizer: str, arguments: Mapping[str, Any], betas: int) -> None:
+    """Raise for arguments that torch's constructors would fail on without naming them. ``betas`` are so many numbers."""
     params = arguments.get("params")
     is_module = isinstance(params, torch.nn.Module) and not isinstance(params, torch.nn.ParameterList)
     kind = "a module" if is_module else "a state_dict" if isinstance(params, Mapping) else None
@@ -163,13 +166,21 @@ def _check_arguments(optimizer: str, arguments: Mapping[str, Any]) -> None:
             f"{optimizer}: params is {kind}; accepted: model.parameters(), model.named_parameters(), or a list of groups"
         )
     for name, value in arguments.items():
-        if isinstance(value, str) and name not in DEFAULTS and name not in _MAY_BE_TEXTS:
+        if isinstance(value, str) and name not in _MAY_BE_TEXTS:
             raise TypeError(f"{optimizer}: {name} is {value!r}, of type str; accepted: a number")
+    if "betas" in arguments:
+        check_betas(optimizer, arguments["betas"], betas)
     if arguments.get("fused") is False:
         warnings.warn(
             f"{optimizer}: fused=False has no effect, because the step is always fused; torch.optim has unfused ones",
             stacklevel=3,
         )
+
+
+def check_betas(optimizer: str, betas: Any, count: int) -> None:
+    """Raise unless ``betas`` are ``count`` of something."""
+    if not isinstance(betas, (tuple, list)) or len(betas) != count:
+        raise ValueError(f"{optimizer}: betas is {betas!r}; accepted: {count} numbers")
 
 
 def checked_options(optimizer: str, options: MixedPrecision) -> Options:
@@ -185,6 +196,12 @@ def checked_options(optimizer: str, options: MixedPrecision) -> Options:
         if options[name] not in accepted:
             wanted = ", ".join(map(repr, accepted)).replace("torch.", "")
             raise ValueError(f"{optimizer}: {name} is {options[name]!r}; accepted: {wanted}")
+    group = options["shard_group"]
+    if group is not None and not isinstance(group, ProcessGroup):
+        raise TypeError(
+            f"{optimizer}: shard_group is {group!r}, of type {type_name(group)}; accepted: None, a process group (get_group() of "
+            "a device mesh)"
+        )
     if options["max_grad_norm"] is not None:
         lists.check_number(optimizer, "max_grad_norm", options["max_grad_norm"], 0.0)
     check_group_options(optimizer, options)

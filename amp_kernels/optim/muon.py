@@ -50,8 +50,6 @@ class AdamWGroups(AdamAlgorithm):
         missing = [key for key in ADAMW_DEFAULTS if key not in group]
         if missing:
             raise ValueError(f"{name}: a group with algorithm='adamw' lacks {', '.join(missing)}")
-        if len(group["betas"]) != 2:
-            raise ValueError(f"{name}: betas is {group['betas']!r}; accepted: 2 numbers")
 
 
 class MuonAlgorithm(Algorithm):
@@ -256,7 +254,17 @@ class Muon(FusedOptimizer, torch.optim.Muon):
         Optimizer.__init__(self, params, {**numbers, **products, **own, **hints})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As of all optimizers here, with AdamW's defaults for a group with ``algorithm="adamw"``."""
+        """As of all optimizers here, with AdamW's defaults for a group with ``algorithm="adamw"``.
+
+        Raises:
+            ValueError: also if a group without ``algorithm`` has keys of AdamW's groups in other implementations.
+        """
+        foreign = [key for key in ("use_muon", "betas") if key in param_group] if isinstance(param_group, dict) else []
+        if foreign and "algorithm" not in param_group:
+            raise ValueError(
+                f"Muon: param_groups[{len(self.param_groups)}] has {foreign[0]} = {param_group[foreign[0]]!r} and no algorithm; "
+                "accepted: algorithm='muon' or 'adamw' beside it"
+            )
         if isinstance(param_group, dict) and param_group.get("algorithm") == "adamw":
             for key, value in {**ADAMW_DEFAULTS, "cautious": False}.items():
                 param_group.setdefault(key, value)

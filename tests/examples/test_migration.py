@@ -168,6 +168,30 @@ def test_accelerate():
     assert loss_of(names["model"]) < 0.7 * loss_of(build())
 
 
+@pytest.mark.needs("transformers", "accelerate")
+def test_hf_trainer_builds_our_optimizer_with_its_own_groups(tmp_path):
+    import transformers
+
+    sizes = {
+        "vocab_size": 16,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    config = transformers.LlamaConfig(**sizes, bos_token_id=0, eos_token_id=0)
+    model = ak.convert(transformers.AutoModelForCausalLM.from_config(config))
+    (recipe,) = re.findall(r"`Trainer\(\.\.\., (optimizer_cls.*)\)`", (PAGES / "hf-trainer.md").read_text())
+    options = eval(f"dict({recipe})", {"ak": ak})
+    arguments = transformers.TrainingArguments(str(tmp_path), weight_decay=0.125, report_to=[], use_cpu=True)
+    optimizer = transformers.Trainer(model, arguments, **options).create_optimizer()
+    assert type(optimizer) is ak.optim.AdamW
+    norms = [p for name, p in model.named_parameters() if "norm" in name]
+    decays = {p: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert decays == {p: 0.0 if any(p is norm for norm in norms) else 0.125 for p in model.parameters()}
+    assert {group["lr"] for group in optimizer.param_groups} == {3e-4}
+
+
 @pytest.mark.parametrize("fuse_loss", [False, True])
 @pytest.mark.needs("transformers", "accelerate")
 def test_hf_trainer(fuse_loss, tmp_path):

@@ -119,6 +119,13 @@ def test_left_alone_with_a_reason(caplog, make, reason):
     assert f"convert: 0 ({kind.__name__}) is left alone: {reason}" in caplog.text
 
 
+@pytest.mark.parametrize("option", ["fuse_loss", "fuse_residuals"])
+def test_an_option_that_changes_nothing_warns(caplog, option):
+    convert(torch.nn.Linear(2, 2), **{option: True})
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert record.message == f"convert: {option}=True changes nothing: the model (Linear) has no module for it"
+
+
 def test_replacements_are_logged(caplog):
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Conv1d(2, 2, 1))
     with caplog.at_level(logging.DEBUG, logger="amp_kernels"):

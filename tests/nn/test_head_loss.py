@@ -162,6 +162,12 @@ def test_a_model_that_does_more_stays_as_it_is(kind):
     torch.testing.assert_close(ours(ids, labels=labels).loss, theirs(ids, labels=labels).loss)
 
 
+def test_a_second_call_does_not_warn(caplog):
+    _, ours = models()
+    ak.convert(ours, fuse_loss=True)
+    assert not caplog.records
+
+
 def test_the_head_is_left_alone_if_skipped_and_without_the_option():
     model = ak.convert(Model(), skip=["lm_head"], fuse_loss=True)
     assert not is_fused(model)

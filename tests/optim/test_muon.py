@@ -1,6 +1,7 @@
 """Muon: torch.optim.Muon's contract, AdamW's groups, and what a step must not do."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -177,6 +178,25 @@ def test_adamw_groups_in_checkpoints_and_schedulers():
 def test_a_group_of_an_unknown_algorithm_is_refused():
     with pytest.raises(ValueError, match="algorithm is 'adam'; accepted: 'muon', 'adamw'"):
         Muon([{"params": [parameter(3)], "algorithm": "adam"}])
+
+
+@pytest.mark.parametrize("key", [{"use_muon": False}, {"use_muon": True}, {"betas": (0.9, 0.95)}])
+def test_a_group_of_another_implementation_names_its_algorithm(key):
+    """Else Muon would update an embedding that AdamW was meant for."""
+    (name, value), group = *key.items(), {"params": [parameter(3, 2)], **key}
+    text = f"Muon: param_groups[0] has {name} = {value!r} and no algorithm; accepted: algorithm='muon' or 'adamw'"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        Muon([group])
+    optimizer = Muon([{**group, "algorithm": "adamw"}])
+    with pytest.raises(ValueError, match=r"param_groups\[1\]"):
+        optimizer.add_param_group({**group, "params": [parameter(3, 2)]})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("betas", [0.9, (0.9,)])
+def test_betas_of_an_adamw_group_are_two(betas):
+    with pytest.raises(ValueError, match=r"Muon: betas is .*; accepted: 2 numbers"):
+        Muon([{"params": [parameter(3)], "algorithm": "adamw", "betas": betas}])
 
 
 def test_a_group_may_change_its_algorithm():

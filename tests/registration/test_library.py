@@ -131,6 +131,14 @@ def test_info_of_a_backend_that_cannot_run_takes_a_line(backend, status, expecte
     assert max(map(len, result.stdout.splitlines()), default=0) < 200
 
 
+def test_doctor_of_an_instruction_set_that_is_not_there_takes_a_line():
+    command, environment = [sys.executable, "-m", "amp_kernels", "doctor"], {**os.environ, "AMP_KERNELS_CPU_ISA": "foo"}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert result.returncode == 2
+    assert "AMP_KERNELS_CPU_ISA is 'foo'; this machine has: portable" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def test_unknown_option_is_an_error():
     result = subprocess.run([sys.executable, "-m", "amp_kernels", "info", "--chekc"], capture_output=True, text=True)
     assert result.returncode == 2

@@ -112,6 +112,24 @@ MISTAKES = [
     (lambda: ak.clip_grad_norm_(MODEL.parameters(), "1"), TypeError, "clip_grad_norm_: max_norm is '1', of type str"),
     (lambda: ak.GradScaler(True), TypeError, "GradScaler: device is True; accepted: a device type"),
     (lambda: ak.GradScaler(65536.0), TypeError, "GradScaler: device is 65536.0; accepted: a device type"),
+    (lambda: ak.GradScaler("gpu"), ValueError, "GradScaler: device is 'gpu'; accepted: a device type"),
+    (
+        lambda: ak.optim.AdamW(MODEL.parameters()).load_state_dict(MODEL.state_dict()),
+        ValueError,
+        "AdamW: state_dict has no 'state'; accepted: the state_dict of an optimizer",
+    ),
+    (
+        lambda: ak.optim.AdamW(MODEL.parameters()).load_state_dict({"state": {}}),
+        ValueError,
+        "AdamW: state_dict has no 'param_groups'; accepted",
+    ),
+    (
+        lambda: ak.batch_invariant(8),
+        TypeError,
+        "batch_invariant: enabled is 8; accepted: True, False; k_blocks is passed by",
+    ),
+    (lambda: ak.batch_invariant(len), TypeError, "accepted: True, False; as a decorator: @ak.batch_invariant()"),
+    (lambda: ak.batch_invariant(k_blocks=3), ValueError, "batch_invariant: k_blocks is 3; accepted: a power of two"),
     (lambda: ak.recommended_dtype("gpu"), ValueError, "device is 'gpu'; accepted: None, 'cpu', 'cuda'"),
     (_on_cuda, ak.BackendUnavailable, "the tensors are on cpu. Available here: "),
 ]
