@@ -136,10 +136,11 @@ def convert(
         if fuse_rotary:
             _fuse(modules, skipped, changes, rotary)
     changes.summarise()
-    asked = {"fuse_residuals": fuse_residuals and residual.forward, "fuse_loss": fuse_loss and head_loss.forward}
+    asked = {"fuse_residuals": fuse_residuals, "fuse_loss": fuse_loss, "fuse_rotary": fuse_rotary}
+    forwards = {"fuse_residuals": residual.forward, "fuse_loss": head_loss.forward, "fuse_rotary": rotary.forward}
     in_use = {vars(own_class(module)).get("_amp_kernels_forward") for _, module in modules}
-    for option, forward in asked.items():
-        if forward and forward not in in_use:
+    for option, forward in forwards.items():
+        if asked[option] and forward not in in_use:
             logger.warning(
                 "convert: %s=True changes nothing: the model (%s) has no module for it", option, type(model).__name__
             )

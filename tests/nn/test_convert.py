@@ -119,7 +119,7 @@ def test_left_alone_with_a_reason(caplog, make, reason):
     assert f"convert: 0 ({kind.__name__}) is left alone: {reason}" in caplog.text
 
 
-@pytest.mark.parametrize("option", ["fuse_loss", "fuse_residuals"])
+@pytest.mark.parametrize("option", ["fuse_loss", "fuse_residuals", "fuse_rotary"])
 def test_an_option_that_changes_nothing_warns(caplog, option):
     convert(torch.nn.Linear(2, 2), **{option: True})
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
