@@ -423,7 +423,7 @@ Status rotary_backward(const Rotary& p, Stream stream) {
     return launch(rotary_gradient_kernel<kVec>, config, p);
   });
   if (!status.ok()) return status;
-  return column_sums(p.slots, blocks, 2 * static_cast<int64_t>(p.width), p.sums, stream);
+  return add_slots(p.slots, blocks, 2 * static_cast<int64_t>(p.width), p.sums, stream);
 }
 
 }  // namespace ak
