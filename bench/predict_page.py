@@ -18,6 +18,7 @@ from .prediction.tables import (
     MODEL_BASIS,
     aligned,
     epilogues,
+    issue_slots,
     log_error,
     products,
     ratios,
@@ -207,6 +208,7 @@ def page() -> str:
     parts.append("\n" + textwrap.fill(grouped.MISSED, 140) + "\n")
     add("Optimizer steps, H200", step_basis(h200), steps(h200))
     parts.append("\n" + textwrap.fill(short_lists(), 140) + "\n")
+    parts.append("\n" + textwrap.fill(issue_slots(h200), 140) + "\n")
     add("Symmetric products, H200", newton_schulz.BASIS.format(chip="H200"), newton_schulz.symmetric(h200))
     parts.append("\n" + textwrap.fill(newton_schulz.LONE, 140) + "\n")
     add("Newton-Schulz iterations, H200", newton_schulz.BASIS.format(chip="H200"), newton_schulz.iterations(h200))

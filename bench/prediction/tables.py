@@ -18,6 +18,10 @@ from .chips import CHIPS, Chip, choice, floor_us, plan
 from .measured import LAUNCH_US, STEP_SHARES, STEPS, product, product_us, run, step_us, tiles
 from .tile_times import TIMED, Product
 
+CLOCK_MHZ = 1980  # csrc/gemm/cost.h
+#: Instructions an element of AdamW's kernel for 8-bit moments, by layout: tests/build/test_update_instructions.py.
+INSTRUCTIONS_8BIT = {"bf16 + split24, 8-bit moments": 108, "fp32, 8-bit moments": 89}
+
 PLAIN = ("16", "fp32", "fp32+")  # results without an epilogue
 BASIS = "PREDICTION for {chip}, from the cost model of csrc/gemm/cost.h."
 STEP_BASIS = "PREDICTION for {chip}: bytes divided by {update:.0%} (update) and {check:.0%} (check and norm) of its copy rate, the "
@@ -194,6 +198,30 @@ def step_basis(chip: Chip) -> str:
     return STEP_BASIS.format(
         chip=chip.name, update=STEP_SHARES["update"], check=STEP_SHARES["check"], launches=launches_us()
     )
+
+
+def issue_slots(chip: Chip) -> str:
+    """The update of 8-bit moments by instructions, which its bytes do not show."""
+    count = lists.numel(lists.LISTS["llama-1b"]())
+    slots = 4 * 32 * chip.request["sm_count"] * CLOCK_MHZ * 1e6  # instructions of threads a second
+
+    def of(layout: str) -> tuple[float, float]:
+        moved = next(each for each in LAYOUTS if each.name == layout).update_bytes
+        return count * INSTRUCTIONS_8BIT[layout] / slots * 1e3, count * moved / STEP_SHARES["update"] / chip.copy * 1e3
+
+    (narrow, narrow_bytes), (wide, wide_bytes) = map(of, INSTRUCTIONS_8BIT)
+    few, many = INSTRUCTIONS_8BIT.values()
+    return (
+        f"AdamW's kernel for moments in 8 bits executes {few} instructions an element with split24 masters and {many} with FP32 weights "
+        f"(`tests/build/test_update_instructions.py`). With every issue slot in use at {CLOCK_MHZ} MHz, llama-1b's update takes "
+        f"{narrow:.1f} and {wide:.1f} ms; its bytes take {narrow_bytes:.1f} and {wide_bytes:.1f}. So the row with split24 masters is a "
+        f"lower bound: with four fifths of the slots its step takes {narrow / 0.8 + moved_by_check(chip, count):.1f} ms."
+    )
+
+
+def moved_by_check(chip: Chip, count: int) -> float:
+    """Milliseconds of the check of bf16 gradients."""
+    return count * 2 / STEP_SHARES["check"] / chip.copy * 1e3
 
 
 def short_lists() -> str:
