@@ -35,6 +35,7 @@ OTHER_BITS = [
             "rotary_",
             "cross_entropy",
             "softmax",
+            "spread_rows",
             "embedding_accumulate",
             "lamb_half",
         )

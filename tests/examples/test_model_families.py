@@ -102,6 +102,7 @@ FAMILIES = {
     swin: {"Linear", "LayerNorm", "MLP", "GELU"},
 }
 
+MIXTURES = (mixtral, olmoe, qwen3_moe)
 
 #: The blocks whose norms make additions, and the number of these. One of T5's four is made in the first step alone: no block gets what
 #: the encoder returns.
@@ -187,7 +188,9 @@ def test_trains_as_before(family):
         scalers = torch.amp.GradScaler, ak.GradScaler
         theirs, found = (trained(m, family, dtype, s, o) for m, s, o in zip(copies, scalers, optimizers, strict=True))
         for name, e, t, f in zip(("logits", "gradients", "weights"), exact, theirs, found, strict=True):
-            distance, allowed = (f - e).norm(), 2 * (t - e).norm() + FLOOR * e.norm()
+            # By a rounding a token may go to another expert, which Adam's first steps, of one size for all gradients, make large.
+            room = 4 if name == "weights" and family in MIXTURES else 2
+            distance, allowed = (f - e).norm(), room * (t - e).norm() + FLOOR * e.norm()
             print(family.__name__, dtype, name, f"{distance / e.norm():.2e} {(t - e).norm() / e.norm():.2e}")
             assert distance <= allowed, (dtype, name)
 
