@@ -210,7 +210,8 @@ void both(Cases& cases, const std::string& title, const Shape& shape) {
 }
 
 void check_widths(Cases& cases) {
-  for (const auto& [width, rotary] : {std::pair{128, 128}, {64, 32}, {80, 32}, {64, 24}, {24, 8}, {10, 6}, {256, 256}, {2, 2}}) {
+  for (const auto& [width, rotary] :
+       {std::pair{128, 128}, {64, 32}, {80, 32}, {64, 24}, {24, 8}, {10, 6}, {256, 256}, {2, 2}}) {
     Shape s;
     s.width = width, s.rotary = rotary;
     const std::string of = std::to_string(rotary) + " of " + std::to_string(width);
