@@ -34,6 +34,10 @@ class Kind:
         return "-".join(str(p).replace("torch.", "") for p in parts if p)
 
 
+def _falling(count: int) -> Tensor:
+    return torch.exp2(-(torch.arange(count) % 32).float())
+
+
 class Blocks:
     """A block per entry of ``kinds``, each with a parameter per shape; block i is also param group i. Random, on the CPU.
 
@@ -44,6 +48,7 @@ class Blocks:
         grad_dtype: ``None`` for the parameter's.
         optional: whether blocks have the optional moments.
         first: moments and steps are zero.
+        spread: gradients of vectors, and moments, fall by a factor of 2 from element to element of a block of 32.
         start, size: offset of the first parameter in a block's buffers, rounded up for 8-bit moments (uint8), and the size of the
             others; ``None``: as needed.
     """
@@ -59,6 +64,7 @@ class Blocks:
         moment_dtype: torch.dtype = torch.float32,
         optional: bool = True,
         first: bool = False,
+        spread: bool = False,
         start: int = 0,
         size: int | None = None,
     ):
@@ -84,6 +90,8 @@ class Blocks:
                     weight, grad = weight.t(), grad.t()
                 else:
                     weight, grad = weight.reshape(shape), grad.reshape(shape)
+                    if spread:
+                        grad *= _falling(grad.numel())
                 param, part = weight.to(kind.param), slice(offset, offset + weight.numel())
                 if kind.master in SPLITS:
                     half, master[part] = SPLITS[kind.master](flat(weight), kind.param)
@@ -101,6 +109,8 @@ class Blocks:
             self.steps.append(torch.arange(float(len(shapes))) * (not first))
             for name, buffers in zip(declared.moments, self.moments, strict=True):
                 values = torch.randn(total, generator=g) * (not first)
+                if spread:
+                    values *= _falling(total)
                 if name in declared.unsigned or moment_dtype != torch.uint8:
                     values = values.square()  # a second moment is never negative
                 if moment_dtype == torch.uint8:
@@ -191,6 +201,7 @@ def sample(
         grad_dtype=grad_dtype,
         moment_dtype=moment_dtype,
         optional=optional,
+        spread=moment_dtype == torch.uint8,  # codes of all binades
         size=512,
     )
     for buffer in blocks.shadows:  # opcheck compares without equal_nan
