@@ -149,5 +149,5 @@ def described(op: str, args: tuple, kwargs: dict) -> ProductCall | None:
 def _layout(t: torch.Tensor) -> str:
     dense = "N" if t.is_contiguous() else "T" if t.mT.is_contiguous() else ""
     line = t.shape[-1] if dense == "N" else t.shape[-2]
-    # What a traced program will be given is assumed to be aligned.
+    # The tensors that a traced program will get are assumed to be aligned.
     return dense if line % 8 or isinstance(t, (FakeTensor, FunctionalTensor)) or t.data_ptr() % 16 == 0 else ""

@@ -299,7 +299,7 @@ _MOST = 4  # submodules besides norms
 
 @dataclass(frozen=True)
 class Block:
-    """What the run of a block on a few numbers has shown."""
+    """Facts about a block, from its run on a few numbers."""
 
     fuses: bool  # a norm got a sum
     entry: str | None  # the norm that got the block's input
@@ -328,7 +328,7 @@ def set_successor(module: torch.nn.Module, norm: torch.nn.Module | None) -> None
 
 
 def examined(module: torch.nn.Module) -> Block | None:
-    """What the block ``module`` does with sums, if it computes the same when norms make them; else ``None``.
+    """Facts about the block ``module``, if it computes the same when norms make its sums; else ``None``.
 
     The block's forward runs on a few numbers, with small submodules in place of its own. Nobody knows how many results these have to
     return, or how many tensors the block takes, so all small numbers are tried.

@@ -15,7 +15,7 @@
 
 namespace ak {
 
-/// What `tune` has measured on a GPU: rates of the planner's model, before those of an H200, and plans of products. Set
+/// Measurements of `tune` on a GPU: rates of the planner's model, before those of an H200, and plans of products. Set
 /// while no other thread multiplies.
 struct GemmTuning {
   GemmRates rates;

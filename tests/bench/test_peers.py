@@ -2,6 +2,7 @@
 
 import json
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from bench.harness.memory import held_bytes
 from bench.ops import adamw, layouts, muon_step, peer_optimizers, peer_suite, peers, update
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2]
 SHAPES = [(48, 32), (32, 64), (32,)]
 
 
@@ -201,3 +203,11 @@ def test_a_first_loss_that_is_wrong_is_not_timed(monkeypatch, tmp_path, capsys):
     assert abs(ours - torchs) < 0.3 * abs(torchs - adamw)
     monkeypatch.setattr(gpt2, "exact_loss", lambda model, data: 1.0)
     assert gpt2.main([*options, "--provider", "torch"]) == 1
+
+
+def test_the_readme_has_the_times_of_the_record():
+    rows = map(json.loads, (ROOT / "bench/results/amd-epyc/peers/gpt2.jsonl").read_text().splitlines())
+    seconds = {row["provider"]: f"{row['ms'] / 1e3:.2f} s" for row in rows}
+    text = " ".join((ROOT / "README.md").read_text().split())
+    ours, theirs, compiled = (seconds[name] for name in ("amp_kernels", "torch", "torch.compile"))
+    assert f"takes {ours}, torch {theirs}, torch.compile {compiled}." in text

@@ -331,7 +331,7 @@ def test_the_next_block_s_norm_makes_the_last_addition(kind, amp, fused):
 
 
 def test_blocks_in_another_order_cost_one_norm(fused):
-    """What the successor left is not fetched, so it leaves nothing more."""
+    """Nobody fetches the first result that waits, so no other is made."""
     plain, ours = pair(Stack(GPT, 2))
     plain.order = ours.order = (1, 0)
     x = inputs(GPT)

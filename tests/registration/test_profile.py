@@ -237,7 +237,8 @@ def test_a_winner_that_is_not_here_does_not_run(gpu, monkeypatch):
 
 @pytest.mark.parametrize(("winner", "dynamic"), [("aten", False), ("aten", True), ("triton", False)])
 def test_a_compiled_program_holds_the_winner(winner, dynamic, monkeypatch):
-    """Of the sizes it is made for: of a program for any sizes, or where Triton wins, the op. Other products keep the op."""
+    """The winner is the one for the sizes of the program. A program for any sizes, or for sizes where Triton wins, keeps the op, as other
+    products do."""
     called = []
 
     def compiler(graph, _):
