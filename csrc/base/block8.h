@@ -59,29 +59,27 @@ AK_HD uint32_t above_two(float x, float scale) {
 
 inline constexpr uint32_t kBlock8LeastCode = 0x40100000;  // the bits of 2 and a unit
 
-// From the value on that is scaled to 2, a code has an exponent; below it is a fixed-point number.
-inline constexpr uint32_t kBlock8Upper = 0x40000000;  // the bits of 2, and one that all greater values have
-
-// The scale with which the least binade begins at 1.
+// The scale with which the least binade of codes with an exponent begins at 2.
 template <class Code>
 AK_HD float block8_scale(uint32_t exponent) {
   return float_of((254 + Code::kTop - exponent) << 23);
 }
 
-// Bits whose numbers 20 to 27 are the code of |x|, without its sign, in a block with this exponent byte, and whose lower
-// bits the fraction that is cut off: right if they are kBlock8Upper at least.
+inline constexpr uint32_t kBlock8Upper = 0x40000000;  // the bits of 2, and one that no smaller number has
+
+// For values of the binades that are scaled to 2 and above: bits whose numbers 20 to 27 are the code of |x|, without its
+// sign, less 8, in a block with this exponent byte. The lower bits are the fraction that is cut off.
 template <class Code>
-AK_HD uint32_t block8_upper_binades(float x, uint32_t exponent) {
-  const float scale = block8_scale<Code>(exponent);
-  return bits_of(abs(x) * (scale + scale));
+AK_HD uint32_t block8_upper(float x, uint32_t exponent) {
+  return bits_of(abs(x) * block8_scale<Code>(exponent));
 }
 
-// The same for all values. Below the upper binades the value plus 2 has the code, being a fixed-point number. The larger
-// of the two is the one that counts. The fp32 code of 2 has zeros there.
+// For all values: the code itself. In the upper binades it is that of twice the value; below, of the value plus 2, which
+// makes it a fixed-point number. The larger of the two is the one that counts. The fp32 code of 2 has zeros there.
 template <class Code>
 AK_HD uint32_t block8_wide(float x, uint32_t exponent) {
-  const uint32_t wide = larger(block8_upper_binades<Code>(x, exponent),
-                               detail::above_two(abs(x), block8_scale<Code>(exponent)));
+  const float scale = block8_scale<Code>(exponent);
+  const uint32_t wide = larger(bits_of(abs(x) * (scale + scale)), detail::above_two(abs(x), scale));
   return Code::kSigned ? wide : larger(wide, x == 0.0f ? 0u : kBlock8LeastCode);
 }
 
@@ -101,7 +99,8 @@ AK_HD uint8_t block8_encode(float x, uint32_t exponent, uint32_t random) {
 
 namespace detail {
 
-// The fp32 number with the exponent and mantissa of a code; subnormals included.
+// The fp32 number with the exponent and mantissa of a code, subnormals included, whose products with powers of two are
+// exact. A GPU multiplies subnormals as fast as others; a CPU does not, and may flush them to zero.
 template <class Code>
 AK_HD float small_of_code(uint32_t code) {
   return float_of(Code::kSigned ? static_cast<uint32_t>(static_cast<int32_t>(code << 24) >> 4) & 0x87f00000u
@@ -114,13 +113,6 @@ AK_HD float small_of_code(uint32_t code) {
 template <class Code>
 AK_HD bool block8_is_small(uint32_t exponent) {
   return exponent <= 127 + Code::kTop;
-}
-
-// block8_decode for such a block. A GPU multiplies subnormals as fast as others; a CPU does not, and may flush them to
-// zero.
-template <class Code>
-AK_HD float block8_decode_small(uint32_t code, uint32_t exponent) {
-  return detail::small_of_code<Code>(code) * float_of((exponent + 127 - Code::kTop) << 23);
 }
 
 template <class Code>
@@ -137,6 +129,16 @@ AK_HD float block8_decode(uint32_t code, uint32_t exponent) {
   const float normal = float_of(base + (magnitude << 20));
   const float x = min_or_nan(fma(2.0f, normal, -least), normal);
   return Code::kSigned ? float_of(bits_of(x) | (code & 0x80u) << 24) : x;
+#endif
+}
+
+// block8_decode for a block for which block8_is_small.
+template <class Code>
+AK_HD float block8_decode_small(uint32_t code, uint32_t exponent) {
+#if defined(__CUDA_ARCH__)
+  return detail::small_of_code<Code>(code) * float_of((exponent + 127 - Code::kTop) << 23);
+#else
+  return block8_decode<Code>(code, exponent);
 #endif
 }
 

@@ -115,15 +115,16 @@ AK_DEVICE Codes<V> encode_codes(const float (&x)[V], const uint32_t (&random)[V]
   if constexpr (V == 1) {
     raw.words[0] = block8_encode<Code>(x[0], raw.exponent, random[0] / 256);
   } else {
-    // Mostly all eight are in the upper binades, where the code is that of twice the value.
+    // Mostly all eight are in the upper binades.
     uint32_t wide[8], all = raw.exponent == kBlock8NaN ? 0u : ~0u;
     AK_UNROLL
-    for (int j = 0; j < 8; j++) all &= wide[j] = block8_upper_binades<Code>(x[j], raw.exponent);
+    for (int j = 0; j < 8; j++) all &= wide[j] = block8_upper<Code>(x[j], raw.exponent);
     raw.normal = (all & kBlock8Upper) != 0;
     if (!raw.normal) {
       AK_UNROLL
       for (int j = 0; j < 8; j++) wide[j] = raw.exponent == kBlock8NaN ? 0 : block8_wide<Code>(x[j], raw.exponent);
     }
+    const uint32_t less = raw.normal ? 0x08080808u : 0u;
     const uint32_t sign = Code::kSigned && raw.exponent != kBlock8NaN ? 0x80808080u : 0u;
     AK_UNROLL
     for (int w = 0; w < 2; w++) {
@@ -134,7 +135,7 @@ AK_DEVICE Codes<V> encode_codes(const float (&x)[V], const uint32_t (&random)[V]
         const float* four = x + 4 * w;
         signs = upper_bytes(bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])) & sign;
       }
-      raw.words[w] = upper_bytes(code[0], code[1], code[2], code[3]) | signs;
+      raw.words[w] = (upper_bytes(code[0], code[1], code[2], code[3]) + less) | signs;
     }
   }
   return raw;
