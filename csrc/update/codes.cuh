@@ -103,8 +103,9 @@ AK_DEVICE uint32_t largest_bits(const float (&x)[V]) {
   return bits_of(largest);
 }
 
-/// Called by all lanes of a warp. The values of lanes without an element are 0. `random`: as in block8_round.
-template <class Code, int V>
+/// Called by all lanes of a warp. The values of lanes without an element are 0. `random`: as in block8_round. Without
+/// kUpper there are fewer registers and more instructions.
+template <class Code, bool kUpper, int V>
 AK_DEVICE Codes<V> encode_codes(const float (&x)[V], const uint32_t (&random)[V]) {
   uint32_t largest = largest_bits<Code>(x);
   constexpr int kLanes = kBlock8 / V;
@@ -116,9 +117,9 @@ AK_DEVICE Codes<V> encode_codes(const float (&x)[V], const uint32_t (&random)[V]
     raw.words[0] = block8_encode<Code>(x[0], raw.exponent, random[0] / 256);
   } else {
     // Mostly all eight are in the upper binades.
-    uint32_t wide[8], all = raw.exponent == kBlock8NaN ? 0u : ~0u;
+    uint32_t wide[8], all = !kUpper || raw.exponent == kBlock8NaN ? 0u : ~0u;
     AK_UNROLL
-    for (int j = 0; j < 8; j++) all &= wide[j] = block8_upper<Code>(x[j], raw.exponent);
+    for (int j = 0; kUpper && j < 8; j++) all &= wide[j] = block8_upper<Code>(x[j], raw.exponent);
     raw.normal = (all & kBlock8Upper) != 0;
     if (!raw.normal) {
       AK_UNROLL

@@ -8,6 +8,8 @@
 // Work: 14 bytes (split24 master, 16-bit gradient) to 20 bytes (fp32 weight and gradient) an element with two moments.
 // A thread has eight elements, four lanes a block of 32; a block that no eight of aligned operands cover, at the end of
 // a tensor or throughout, has one element a lane. So all lanes of a warp are in the same loop, as their shuffles need.
+// Instructions, not bytes, would bound the general form on an H100. So there is a plain one of each rule that divides,
+// for steps without options and moments that are normal numbers.
 //
 // Traps: the exponent of a block must be the one of its new values before any of them is rounded; and a rule with a
 // stage must find the moments as stored, exponents included, in both passes.
@@ -66,6 +68,7 @@ AK_DEVICE void for_each_share8(const TensorSpan& span, bool aligned, bool plain,
       if (first < by_plain && f.template operator()<Share::kPlain>(i + lane_index() * 8, true)) continue;
     }
     if (first < by_eight && f.template operator()<Share::kEight>(i + lane_index() * 8, true)) continue;
+    warp_sync();  // other lanes may have read the elements
     const int left = span.count - first, lanes = (left < kWarp ? left + kBlock8 - 1 : kWarp) / kBlock8 * kBlock8;
     AK_NO_UNROLL
     for (int j = lane_index(); j < lanes; j += kWarpThreads) {
@@ -109,13 +112,15 @@ struct Share8 {
     for_each_moment<kThere>([&]<int m>() { moments[m][j] = decode_code<CodeOf<Rule, m>>(raw[m], j); });
   }
 
-  /// Called by all lanes of a warp.
-  template <class Key>
+  /// Called by all lanes of a warp. With kStores each moment is stored at once, which takes fewer registers.
+  template <bool kStores, class Key>
   AK_DEVICE void encode_moments(const Key& key) {
+    if constexpr (kStores) warp_sync();  // as in store_moments
     for_each_moment<kThere>([&]<int m>() {
       uint32_t random[V];
       random_numbers<256>(key, 1 + m, i, random);
-      raw[m] = encode_codes<CodeOf<Rule, m>>(moments[m], random);
+      raw[m] = encode_codes<CodeOf<Rule, m>, (kThere < 3)>(moments[m], random);
+      if (kStores && inside) store_codes(t.moments[m], t.exponents[m], i, raw[m]);
     });
   }
 
@@ -165,6 +170,7 @@ AK_DEVICE bool update_elements8(UpdateOperands8<Rule> t, WeightKind kind, Update
   Share8<Rule, kOptionalMoments ? Rule::kMoments : Rule::kRequiredMoments, V> share{t, i, inside};
   share.load(kind);
   bool fits = share.is_small();
+  if (!kPlain && V == 8 && warp_any(!fits)) return false;
   if (inside) {
     AK_UNROLL
     for (int j = 0; j < V; j++) {
@@ -182,10 +188,11 @@ AK_DEVICE bool update_elements8(UpdateOperands8<Rule> t, WeightKind kind, Update
       for (int m = 0; m < Rule::kMoments; m++) share.moments[m][j] = moments[m];
     }
   }
-  if constexpr (Rule::kMovesMoments) share.encode_moments(row.key(seed));
-  if constexpr (kPlain) fits = fits && share.are_normal();
-  if (V == 8 && warp_any(!fits)) return false;
-  if constexpr (Rule::kMovesMoments) share.store_moments();
+  if constexpr (Rule::kMovesMoments) share.template encode_moments<!kPlain>(row.key(seed));
+  if constexpr (kPlain) {
+    if (warp_any(!(fits && share.are_normal()))) return false;
+    share.store_moments();
+  }
   if (!inside) return true;
   with_weight<true>(kind,
                     [&]<class Weight>(Weight) { Weight::store(t.main, t.second, i, share.weight, row.key(seed)); });
@@ -211,7 +218,9 @@ update8_kernel(AK_PARAM(UpdateArgs8<Rule, kTensors>) args, AK_PARAM(StepDecision
       if constexpr (kPlain) plain = is_plain(row, t);
       for_each_share8<kThreads, kPlain>(
           span, args.aligned[tensor], plain, [&]<Share kShare>(int64_t i, bool inside) {
-            return update_elements8<Rule, kOptional, kShare>(t, args.kind[tensor], row, seed, i, inside);
+            const int at = kOptional ? opaque(tensor) : tensor;  // so many moments leave no registers for addresses
+            return update_elements8<Rule, kOptional, kShare>(args.operands(at), args.kind[tensor], row, seed, i,
+                                                             inside);
           });
     };
     if constexpr (Rule::kMoments > Rule::kRequiredMoments) {
