@@ -14,7 +14,7 @@ import torch
 from .._checks.modules import check_module
 from .._checks.types import type_name
 from .._sharding.dtensor import is_dtensor
-from . import activation, conv1d, copied_norm, experts, fused, head_loss, residual, rotary
+from . import activation, conv1d, copied_norm, experts, fused, head_loss, residual, residual_blocks, rotary
 from ._derived import base_of, derived
 from ._wrapped import own_class, wrapped_as
 from .cross_entropy import CrossEntropyLoss
@@ -172,11 +172,15 @@ def _fuse_residuals(
     modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.Module], changes: _Changes
 ) -> None:
     names = {module: name for name, module in modules if module not in skipped}
-    for module, successor in residual.fusible(names):
+    for module, plan in residual_blocks.fusible(names):
         kind = own_class(module)
+        if plan is None:
+            name = names[module] or "the model"
+            logger.debug("convert: %s (%s) keeps its additions: no norm is seen to get one", name, kind.__name__)
+            continue
         if base_of(kind) is None:
             changes.replace(names[module], module, derived(kind, residual.forward))
-        residual.set_successor(module, successor)
+        residual.set_plan(module, plan)
 
 
 def _fuse(
@@ -224,7 +228,7 @@ def revert(model: Model) -> Model:
         if more:
             logger.debug("revert: %s (%s) is left alone: it has %s", name or "the model", kind.__name__, more)
         else:
-            residual.set_successor(module, None)
+            residual.set_plan(module, None)
             module.__class__ = wrapped_as(module, original)
     return model
 
