@@ -9,6 +9,7 @@ else than planned gets torch's additions, and the results have the bits of the s
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -22,10 +23,10 @@ from ._probe import standing_in
 from ._wrapped import own_class
 from .fused import is_untouched
 from .norm import LayerNorm, RMSNorm
-from .waiting import Successor
+from .waiting import Successor, is_awaited
 
-#: An addition: the norm that was called last in the block, and the submodule that the branch comes from.
-Key = tuple[str, str]
+#: An addition: the norm that was called last in the block, the submodule that the branch comes from, and the number of such before.
+Key = tuple[str, str, int]
 Plan = dict[Key, Successor]
 
 _ADDITIONS = (Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add)
@@ -37,36 +38,49 @@ class Run:
     """One call of a block."""
 
     def __init__(self, plan: Plan):
-        self.plan, self.last_norm = plan, ""
+        self.plan, self.last_norm, self.keys = plan, "", set()
 
     def enter(self, submodule: Submodule, args: tuple, kwargs: dict) -> None:
         if submodule.is_norm:
             self.last_norm = submodule.path
 
-    def total(self, stream: Tensor, branch: Tensor, path: str) -> Tensor | None:
-        """``stream + branch`` from the kernel of a norm, or ``None``."""
-        successor = self.plan.get((self.last_norm, path))
-        if successor is None or not successor.is_ready() or not _keeps_stream(stream, branch):
-            return None
-        found = _norm_of_sum(successor.norm, branch, stream)
-        if found is None:
-            return None
-        successor.give(found[1], found[0])
-        return found[1]
+    def key(self, path: str) -> Key:
+        key = next(key for n in itertools.count() if (key := (self.last_norm, path, n)) not in self.keys)
+        self.keys.add(key)
+        return key
+
+    def add(self, key: Key, stream: Any, branch: Tensor) -> Any:
+        successor = self.plan.get(key)
+        if successor is not None and successor.is_ready() and _keeps_stream(stream, branch):
+            found = _norm_of_sum(successor.norm, branch, stream)
+            if found is not None:
+                y, total = found
+                successor.give(total, y)
+                return total
+        total = branch + stream
+        return Branch.of(total, key[1] + _SUM, self) if type(total) is Tensor else total
 
 
 class Branch(Tensor):
     """A tensor that a submodule returned, or one of the same shape computed from it: dropped out, scaled, added to another."""
 
-    origin: Tensor
     path: str
     run: Run
 
     @classmethod
-    def of(cls, origin: Tensor, path: str, run: Run) -> Branch:
-        branch = origin.as_subclass(cls)
-        branch.origin, branch.path, branch.run = origin, path, run
+    def of(cls, tensor: Tensor, path: str, run: Run) -> Branch:
+        branch = tensor.as_subclass(cls)
+        branch.path, branch.run = path, run
         return branch
+
+    @property
+    def origin(self) -> Tensor:
+        """As an ordinary tensor, the same at each call: behind this one in the graph, which may have hooks."""
+        with torch._C.DisableTorchFunctionSubclass():
+            found = vars(self).get("_origin")
+            if found is None or found.requires_grad != self.requires_grad:  # made under no_grad, or before requires_grad_
+                found = self._origin = self.as_subclass(Tensor)
+            return found
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -83,11 +97,7 @@ class Branch(Tensor):
 def _sum(one: Any, other: Any) -> Any:
     if type(one) is not Branch or (type(other) is Branch and one.path.endswith(_SUM)):
         one, other = other, one
-    stream = plain(other)
-    total = one.run.total(stream, one.origin, one.path)
-    if total is None:
-        total = one.origin + stream
-    return Branch.of(total, one.path + _SUM, one.run) if type(total) is Tensor else total
+    return one.run.add(one.run.key(one.path), plain(other), one.origin)
 
 
 def _keeps_stream(stream: Any, branch: Tensor) -> bool:
@@ -142,12 +152,14 @@ class Submodule:
         self.module, self.path, self.run, self.is_norm = module, path, run, is_norm(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = plain(args), plain(kwargs)
         self.run.enter(self, args, kwargs)
-        result = self.module(*args, **kwargs)
-        if type(result) is tuple and result and type(result[0]) is Tensor:
-            return (Branch.of(result[0], self.path, self.run), *result[1:])
-        return Branch.of(result, self.path, self.run) if type(result) is Tensor else result
+        result = self.module(*plain(args), **plain(kwargs))
+        if type(result) is tuple and result:
+            return (self._branch(result[0]), *result[1:])
+        return self._branch(result)
+
+    def _branch(self, result: Any) -> Any:
+        return Branch.of(result, self.path, self.run) if type(result) is Tensor and not is_awaited(result) else result
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.module, name)

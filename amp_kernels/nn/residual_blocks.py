@@ -107,7 +107,8 @@ def _examined(module: torch.nn.Module, known: dict[tuple, _Trial | None]) -> Blo
     key = kind, module.training, *leaves.items()
     trials = [known[key]] if key in known else _trials(module, kind)
     found = [(block, trial) for trial in trials if trial and (block := _run(module, kind, trial))]
-    best = max(found, key=lambda each: each[0].uses(), default=(None, None))
+    # The first of several results may be a row of the only one, but not the other way round.
+    best = max(found, key=lambda each: (sum(each[1].results.values()), each[0].uses()), default=(None, None))
     known.setdefault(key, best[1])
     return best[0]
 
@@ -194,9 +195,10 @@ class _Watch(Run):
         if key := self.key_of(x):
             (self.block.inside if submodule.is_norm else self.block.passed).setdefault(key, submodule.path)
 
-    def total(self, stream: Tensor, branch: Tensor, path: str) -> Tensor:
-        self.sums.append((stream + branch, (self.last_norm, path)))
-        return self.sums[-1][0]
+    def add(self, key: Key, stream: Any, branch: Tensor) -> Any:
+        total = super().add(key, stream, branch)
+        self.sums.append((total, key))
+        return total
 
     def key_of(self, x: Any) -> Key | None:
         return next((key for total, key in self.sums if total is x), None)
@@ -230,12 +232,12 @@ def _watched(module: torch.nn.Module, kind: type[torch.nn.Module], trial: _Trial
         replaced = dict.fromkeys(("_modules", *own))
         if {**vars(view), **replaced} != {**vars(module), **replaced}:
             raise RuntimeError("it writes its own attributes")  # which a copy of it would lose
-        return _first(plain(result))
+        return _first(result)
 
     watch = _Watch(inputs)
     watch.block.returned = watch.key_of(run(watch))
     plan = {key: Successor(leaves[path], inside=True) for key, path in watch.block.inside.items()}
-    expected, found = run(None), run(Run(plan))
+    expected, found = run(None), plain(run(Run(plan)))
     if not _close(found, expected) or not all(successor.fetched for successor in plan.values()):
         return None
     of = [*inputs, *(part.weight for part in leaves.values() if is_norm(part))]

@@ -46,6 +46,11 @@ class _Waiting:
     setting: tuple
 
 
+def is_awaited(total: Tensor) -> bool:
+    """True if the norm of ``total`` waits, in this very object."""
+    return _NAME in vars(total)
+
+
 def fetched(norm: torch.nn.Module, x: Tensor) -> Tensor | None:
     """``norm(x)``, if it was computed in the same setting."""
     if torch.compiler.is_compiling() or type(x) is not Tensor:
