@@ -77,10 +77,10 @@ class Branch(Tensor):
     def origin(self) -> Tensor:
         """As an ordinary tensor, the same at each call: behind this one in the graph, which may have hooks."""
         with torch._C.DisableTorchFunctionSubclass():
-            found = vars(self).get("_origin")
-            if found is None or found.requires_grad != self.requires_grad:  # made under no_grad, or before requires_grad_
-                found = self._origin = self.as_subclass(Tensor)
-            return found
+            setting = torch.is_grad_enabled(), self.requires_grad
+            if vars(self).get("_setting") != setting:
+                self._setting, self._origin = setting, self.as_subclass(Tensor)
+            return self._origin
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
