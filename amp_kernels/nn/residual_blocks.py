@@ -207,6 +207,7 @@ class _Watch(Run):
 def _run(module: torch.nn.Module, kind: type[torch.nn.Module], trial: _Trial) -> Block | None:
     try:
         with (
+            torch.device("cpu"),
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.random.fork_rng(devices=[]),

@@ -171,9 +171,9 @@ def fused(ops: list[Op]) -> list[Op]:
 
 
 @functools.cache
-def traces(config: GPT2Config, converted: bool, shadowed: bool = True, fused: bool = False) -> list[Trace]:
+def traces(config: GPT2Config, converted: bool, **options: bool) -> list[Trace]:
     """Steps of the model with one layer and with two: layers are alike."""
-    return [trace(step(config, layers, converted, shadowed, fused)) for layers in (1, 2)]
+    return [trace(step(config, layers, converted, **options)) for layers in (1, 2)]
 
 
 def whole(of: Callable[[Trace], Counter], config: GPT2Config, traced: list[Trace]) -> Counter:
@@ -188,7 +188,8 @@ def facts(traced: Trace) -> Counter:
 
 
 def steps(config: GPT2Config, chip: Chip) -> dict[str, Step]:
-    """A training step by torch, by torch.compile, converted, with its additions in the norms, too, and converted and compiled."""
+    """A training step by torch, by torch.compile, converted, with its additions in the norms by the conversion or by an
+    edit, and converted and compiled."""
 
     def made(traced: list[Trace], ops_of: Callable[[list[Op]], list[Op]], host_us: float) -> Step:
         found = whole(facts, config, traced)
@@ -201,6 +202,7 @@ def steps(config: GPT2Config, chip: Chip) -> dict[str, Step]:
     found = {"torch eager": made(torchs, list, HOST_US), "torch.compile": made(torchs, fused, 0.0)}
     ours = {
         "converted": made(traces(config, True), list, HOST_US),
+        "fuse_residuals": made(traces(config, True, fused=True, split=False), list, HOST_US),
         "fused norms": made(traces(config, True, fused=True), list, HOST_US),
         "compiled": made(traces(config, True, shadowed=False), fused, 0.0),  # a compiled forward casts the weights
     }

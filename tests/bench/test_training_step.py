@@ -21,10 +21,10 @@ def test_casts_of_a_converted_step(name, with_casts_of_weights):
     """Eager AMP's bytes of casts fall to a fifth; without shadows, by as much as there are activations beside weights."""
     config = MODELS[name]
 
-    def casts(*how):
-        return whole(facts, config, traces(config, *how))["casts"]
+    def casts(converted, **options):
+        return whole(facts, config, traces(config, converted, **options))["casts"]
 
-    eager, shadowed, without = casts(False), casts(True), casts(True, False)
+    eager, shadowed, without = casts(False), casts(True), casts(True, shadowed=False)
     assert shadowed <= 0.2 * eager
     assert shadowed < without <= with_casts_of_weights * eager
 
@@ -43,7 +43,7 @@ def test_a_converted_step_casts_gradients_of_the_stream_alone():
 def test_norms_that_add_leave_no_cast(name):
     """One copy, of attention's three gradients; the memory peak is that of the converted step."""
     config = MODELS[name]
-    fused = traces(config, True, True, True)
+    fused = traces(config, True, fused=True)
     eager, converted, found = (
         whole(facts, config, each) for each in (traces(config, False), traces(config, True), fused)
     )

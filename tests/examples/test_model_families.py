@@ -104,6 +104,7 @@ FAMILIES = {
 
 MIXTURES = (mixtral, olmoe, qwen3_moe)
 
+
 def batches(family):
     """Calls of the model that return its logits and its loss, the same for every copy."""
     generator = torch.Generator().manual_seed(1)
