@@ -51,7 +51,7 @@ class Run:
 
     def add(self, key: Key, stream: Any, branch: Tensor) -> Any:
         successor = self.plan.get(key)
-        if successor is not None and successor.is_ready() and _keeps_stream(stream, branch):
+        if successor is not None and successor.is_ready() and keeps_stream(stream, branch):
             found = _norm_of_sum(successor.norm, branch, stream)
             if found is not None:
                 y, total = found
@@ -100,7 +100,7 @@ def _sum(one: Any, other: Any) -> Any:
     return one.run.add(one.run.key(one.path), plain(other), one.origin)
 
 
-def _keeps_stream(stream: Any, branch: Tensor) -> bool:
+def keeps_stream(stream: Any, branch: Tensor) -> bool:
     """True if the sum has the shape and dtype of ``stream``, and a norm takes both."""
     return (
         type(stream) in PLAIN

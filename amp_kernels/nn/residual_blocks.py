@@ -20,7 +20,7 @@ from ._derived import base_of
 from ._probe import standing_in, values
 from ._wrapped import own_class
 from .norm import LayerNorm
-from .residual import Key, Plan, Run, Submodule, forward, is_list, is_norm, plain, submodules
+from .residual import Key, Plan, Run, Submodule, forward, is_list, is_norm, keeps_stream, plain, submodules
 from .waiting import Successor
 
 _MOST_TRIALS = 81
@@ -197,7 +197,8 @@ class _Watch(Run):
 
     def add(self, key: Key, stream: Any, branch: Tensor) -> Any:
         total = super().add(key, stream, branch)
-        self.sums.append((total, key))
+        if keeps_stream(stream, branch):
+            self.sums.append((total, key))
         return total
 
     def key_of(self, x: Any) -> Key | None:
@@ -208,8 +209,7 @@ def _run(module: torch.nn.Module, kind: type[torch.nn.Module], trial: _Trial) ->
     try:
         with (
             torch.device("cpu"),
-            torch.inference_mode(False),
-            torch.enable_grad(),
+            torch.inference_mode(False),  # also enables gradients
             torch.random.fork_rng(devices=[]),
             warnings.catch_warnings(),
         ):

@@ -135,6 +135,20 @@ class NormOfBranch(GPT):
         return hidden_states + self.ln_2(self.mlp(self.ln_1(hidden_states)))
 
 
+class Peeking(GPT):
+    """Another result for another class of tensor, with the same gradient."""
+
+    def forward(self, x):
+        branch = self.mlp(self.ln_1(x))
+        return self.ln_2(x + branch) + (type(branch) is torch.Tensor)
+
+
+class Detaching(GPT):
+    def forward(self, x):
+        branch = self.mlp(self.ln_1(x))
+        return self.ln_2(x + (branch if type(branch) is torch.Tensor else branch.detach()))
+
+
 class Overwritten(GPT):
     """The norm does not get the sum."""
 
@@ -145,7 +159,15 @@ class Overwritten(GPT):
 
 
 @pytest.mark.parametrize(
-    "kind", [Counts, NormOfBranch, Overwritten, lambda: nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(8, 8))]
+    "kind",
+    [
+        Counts,
+        NormOfBranch,
+        Peeking,
+        Detaching,
+        Overwritten,
+        lambda: nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(8, 8)),
+    ],
 )
 def test_other_blocks_stay_as_they_are(kind):
     plain, ours = pair(kind())

@@ -79,6 +79,28 @@ class Looping(GPT):
         return x.tanh()
 
 
+class Reversed(GPT):
+    """The norm of the input was made last."""
+
+    def forward(self, x):
+        x = x + self.attn(self.ln_2(x))[0]
+        return x + self.mlp(self.ln_1(x))
+
+
+class Shared(GPT):
+    """One dropout for all, and an addition on request."""
+
+    def __init__(self):
+        super().__init__()
+        self.ln_3, self.dropout = nn.LayerNorm(WIDTH), nn.Dropout(0.1)
+
+    def forward(self, x, context=None):
+        if context is not None:
+            x = x + self.dropout(self.mlp(self.ln_3(x) + context))
+        x = x + self.dropout(self.attn(self.ln_1(x))[0])
+        return x + self.dropout(self.mlp(self.ln_2(x)))
+
+
 class PreNorm(nn.Module):
     def __init__(self, function):
         super().__init__()
@@ -102,6 +124,17 @@ class Nested(nn.Module):
             x = attention(x) + x
             x = mlp(x) + x
         return self.norm(x)
+
+
+class Outer(GPT):
+    """A block among its submodules."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm = GPT(), nn.LayerNorm(WIDTH)
+
+    def forward(self, x):
+        return self.norm(self.inner(x + self.mlp(self.ln_1(x))))
 
 
 class Lists(nn.Module):
@@ -148,9 +181,12 @@ MODELS = {
     "by hand": (lambda: Stack(Plain, 2, nn.LayerNorm(WIDTH)), 4),
     "between two": (lambda: Stack(ByHand, 2, nn.LayerNorm(WIDTH)), 2),
     "parallel": (lambda: Stack(Parallel, 2, nn.LayerNorm(WIDTH)), 2),
+    "reversed": (lambda: Stack(Reversed, 2, nn.LayerNorm(WIDTH)), 4),
+    "shared": (lambda: Stack(Shared, 2, nn.LayerNorm(WIDTH)), 4),
     "looping": (Looping, 2),
     "benchmark": (lambda: Stack(lambda: Block(WIDTH, 2, 0.1), 2, nn.LayerNorm(WIDTH)), 4),
     "nested": (Nested, 4),
+    "outer": (Outer, 3),
     "lists": (Lists, 2),
     "encoder, norms first": (lambda: encoder(True), 4),
     "encoder": (lambda: encoder(False), 4),
@@ -180,17 +216,28 @@ def test_additions_of_any_style(name, training, fused):
     assert ours.state_dict().keys() == plain.state_dict().keys()
 
 
-def test_paths_that_the_probe_did_not_take(fused):
-    plain, ours = pair(Plain())
-    assert is_fused(ours)
-    x, mask = inputs(GPT)[0], torch.arange(WIDTH) < 3
+@pytest.mark.parametrize(
+    ("kind", "options"), [(Plain, {"mask": torch.arange(WIDTH) < 3}), (Shared, {"context": torch.ones(())})]
+)
+def test_paths_that_the_probe_did_not_take(kind, options, fused):
+    plain, ours = pair(kind())
+    x = inputs(GPT)
     for _ in range(2):
-        torch.manual_seed(1)
-        want = plain(x, mask=mask)
-        torch.manual_seed(1)
         fused()
-        assert torch.equal(ours(x, mask=mask), want)
+        got = results(ours, x, False, **options)
         assert fused() == 1
+        for one, other in zip(got, results(plain, x, False, **options), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    "context", [torch.no_grad, torch.inference_mode, lambda: torch.device("meta")], ids=["no_grad", "inference", "meta"]
+)
+def test_the_probe_depends_on_no_context(context):
+    model = GPT()
+    with context():
+        ak.convert(model, fuse_residuals=True)
+    assert is_fused(model)
 
 
 class Switched(GPT):
