@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from .harness.rows import OURS, TRAINING
 from .harness.tables import Table
 from .ops.gemm_shapes import Shape
-from .prediction import grouped, invariance, loss, newton_schulz, price
+from .prediction import grouped, invariance, layer, loss, newton_schulz, price
 from .prediction.chips import CHIPS, floor_us, plan
 from .prediction.measured import product_us, run
 from .prediction.tables import (
@@ -204,6 +204,7 @@ def page() -> str:
     add("GEMMs, H200", BASIS.format(chip="H200"), products(aligned(), h200))
     parts.append(f"\n{missed_products()}\n")
     add("With an epilogue, H200", BASIS.format(chip="H200"), epilogues(h200))
+    add("A linear layer with an activation, H200", layer.BASIS.format(chip="H200"), layer.table(h200))
     add("Unaligned GEMMs, H200", BASIS.format(chip="H200"), products(unaligned(), h200))
     add("Batch-invariant GEMMs, H200", invariance.BASIS.format(chip="H200"), invariance.table(h200))
     add("Grouped products, H200", grouped.BASIS.format(chip="H200"), grouped.table(h200))
