@@ -10,10 +10,10 @@ SHAPE = Shape(32768, 3072, 768, "NT")  # GPT-2's first layer of an MLP
 ACTIVATIONS = ("gelu", "silu")
 RATE = 0.95  # of a copy's, of the kernels that only move memory: a target, which no run has timed
 
-BASIS = f"""PREDICTION for {{chip}}, from the cost model of csrc/gemm/cost.h for the GEMMs and by bytes at {100 * RATE:.0f} % of a copy's rate for the
-rest: `ak.linear(x, weight, bias, activation=...)` of {SHAPE.name} in bf16. The forward GEMM also stores the pre-activation. Backward makes its
-gradient from the one that comes in, sums that over the rows for the bias, and multiplies it by the weight and by the input. The goal is 1.15
-times torch's speed for both activations."""
+BASIS = f"""PREDICTION for {{chip}}, from the cost model of csrc/gemm/cost.h for the GEMMs and by bytes at {100 * RATE:.0f} % of a
+copy's rate for the rest: `ak.linear(x, weight, bias, activation=...)` of {SHAPE.name} in bf16. The forward GEMM also stores
+the pre-activation. Backward makes its gradient from the one that comes in, sums that over the rows for the bias, and
+multiplies it by the weight and by the input. The goal is 1.15 times torch's speed for both activations."""
 
 
 def table(chip: Chip) -> list[tuple[str, ...]]:
