@@ -1,5 +1,6 @@
 // Shared by the tests on the emulator: seeds to run, and the counting and printing of failures.
-//   test_X            the seeds that `make test` runs
+//   test_X            one seed per case, drawn from the usual ones by the case's title
+//   test_X all        the usual seeds for each case
 //   test_X 24         that many seeds per case
 //   test_X --seed 17  replays one schedule
 #pragma once
@@ -7,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -20,17 +22,25 @@ namespace ak::test {
 
 struct Seeds {
   uint64_t first = 0, count = 4;
+  bool one_per_case = false;
 
-  Seeds(int argc, char** argv, uint64_t usual) : count(usual) {
+  Seeds(int argc, char** argv, uint64_t usual) : count(usual), one_per_case(argc == 1) {
     if (argc == 3 && std::strcmp(argv[1], "--seed") == 0) {
       first = std::strtoull(argv[2], nullptr, 10);
       count = 1;
-    } else if (argc == 2) {
+    } else if (argc == 2 && std::strcmp(argv[1], "all") != 0) {
       count = std::strtoull(argv[1], nullptr, 10);
-    } else if (argc != 1) {
-      std::fprintf(stderr, "usage: %s [number of seeds | --seed SEED]\n", argv[0]);
+    } else if (argc > 2) {
+      std::fprintf(stderr, "usage: %s [all | number of seeds | --seed SEED]\n", argv[0]);
       std::exit(2);
     }
+  }
+  Seeds of_case(const std::string& title) const {
+    if (!one_per_case) return *this;
+    Seeds one = *this;
+    one.first = std::hash<std::string>()(title) % count;
+    one.count = 1;
+    return one;
   }
 };
 
@@ -38,11 +48,12 @@ class Cases {
  public:
   Cases(const char* name, Seeds seeds) : name_(name), seeds_(seeds) {}
 
-  /// Calls run() once per seed; it returns "" or what is wrong. The first failure of a case is told.
+  /// Calls run() for each of the case's seeds; it returns "" or what is wrong. The first failure of a case is told.
   template <class Run>
   void check(const std::string& title, Run run) {
     cases_++;
-    for (uint64_t seed = seeds_.first; seed < seeds_.first + seeds_.count; seed++) {
+    const Seeds seeds = seeds_.of_case(title);
+    for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; seed++) {
       emu::options() = {};
       emu::options().seed = seed;
       const std::string wrong = run();
@@ -53,7 +64,7 @@ class Cases {
       return;
     }
   }
-  /// Passes if run() reports something that contains `part` under at least one seed.
+  /// Passes if run() reports something that contains `part` under at least one of the usual seeds.
   template <class Run>
   void check_fails(const std::string& title, const char* part, Run run) {
     cases_++;
