@@ -120,9 +120,7 @@ def main() -> int:
         if not arguments.sample:  # a sample follows `make test`, which has run the tests with nothing planted
             jobs.append((f"{name}, nothing planted", module.TEST, None))
         jobs += [
-            (f"{name} {i}", module.TEST, mutant)
-            for i, mutant in enumerate(module.MUTANTS)
-            if only is None or i in only
+            (f"{name} {i}", module.TEST, mutant) for i, mutant in enumerate(module.MUTANTS) if only is None or i in only
         ]
     if arguments.sample:
         jobs = drawn(jobs, arguments.sample)

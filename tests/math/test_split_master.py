@@ -98,7 +98,7 @@ def test_a_weight_that_was_set_to_zero_is_zero_whatever_its_remainder(dtype, zer
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_all_codes_of_24_bits_come_back_whatever_the_random_bits(dtype):
-    """Of every weight and remainder: what they join to splits into them. Not: a zero with a negative remainder, which is zero, a NaN,
+    """Every weight and remainder join to a number that splits into them. Not: a zero with a negative remainder, which is zero, a NaN,
     whose remainder may be any, and in fp16 an infinity with a remainder."""
     weight, remainder = np.meshgrid(np.arange(1 << 16), np.arange(-128, 128), indexing="ij")
     weight, remainder = weight.reshape(-1).astype(np.uint16), remainder.reshape(-1).astype(np.int8)

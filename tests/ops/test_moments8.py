@@ -250,7 +250,7 @@ def test_codes_are_the_new_moment_rounded_to_a_neighbour(rule, backend):
 
 @BACKEND
 def test_random_bits_of_weights_and_moments_are_those_of_the_documented_counters(backend):
-    """Where a single gradient decides everything: codes of both moments and weight and remainder, from Philox by hand."""
+    """A single gradient decides everything: codes of both moments and weight and remainder, from Philox by hand."""
     n, seed, index, first = 96, 0x1234567 << 32 | 0x89ABCDEF, 77, 5
     update = moments8("adamw_", [SPLIT24[0]], ((n,),))
     update.layout[:, 4] = index | first << 32
