@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from amp_kernels import _host
-from amp_kernels._raw._split_master import split_master24
+from amp_kernels._raw._split_master import join_master, split_master, split_master24
 
 DTYPES = ("float16", "bfloat16")
 
@@ -79,6 +79,27 @@ def test_remainder_zero_is_the_weight_itself(dtype):
     widened = _host.to_float(codes, dtype)
     assert np.array_equal(joined, widened, equal_nan=True)
     assert np.array_equal(np.signbit(joined), np.signbit(widened))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torchs_form_has_the_same_bits(dtype):
+    """That of the references and checkpoints: all upper halves of fp32 codes, and all weights, with these lower halves."""
+    lower = np.array([0, 1, 0x0FFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=np.uint32)
+    x = ((np.arange(1 << 16, dtype=np.uint32) << 16)[:, None] | lower).reshape(-1).view(np.float32)
+    weight, remainder = split_master(torch.from_numpy(x), getattr(torch, dtype))
+    wanted = _host.split_master(x, dtype)
+    numbers = ~np.isnan(x)
+    assert np.array_equal(weight.view(torch.uint16).numpy()[numbers], wanted[0][numbers])
+    assert np.array_equal(remainder.numpy()[numbers], wanted[1][numbers])
+    assert weight.isnan().numpy()[~numbers].all()
+    assert join_master(weight, remainder).isnan().numpy()[~numbers].all()
+    weights = np.repeat(np.arange(1 << 16, dtype=np.uint16), lower.size)
+    remainders = np.tile(lower.astype(np.uint16).view(np.int16), 1 << 16)
+    back = join_master(torch.from_numpy(weights).view(getattr(torch, dtype)), torch.from_numpy(remainders)).numpy()
+    joined = _host.join_master(weights, remainders, dtype)
+    numbers = ~np.isnan(joined)
+    assert np.array_equal(np.isnan(back), ~numbers)
+    assert np.array_equal(back.view(np.uint32)[numbers], joined.view(np.uint32)[numbers])
 
 
 def test_sizes_must_agree():
