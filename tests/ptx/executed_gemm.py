@@ -42,7 +42,7 @@ def test_exact(case, seeds):
 
 @pytest.mark.parametrize(("along", "shared"), [("cluster_m", "B"), ("cluster_n", "A")])
 def test_the_blocks_of_a_cluster_share_an_operand(along, shared, seeds):
-    """Each of two loads half of it for both. Where it is A, the consumers of a block take tiles in turn."""
+    """Each of two loads half of it for both. If it is A, the consumers of a block take tiles in turn."""
     tiles = _host.gemm_candidates()["sm90"]
     clusters = (c for c in cases() if c.kernel == "sm90" and tiles[c.tile][along] == 2 and c.activation == "none")
     case = in_turns() if shared == "A" else next(clusters)
