@@ -46,7 +46,7 @@ Status group_maps(const GroupedProblem& p, bool halved, TensorMap* map_a, Tensor
     return status.ok() ? make_tensor_map(map_b, ragged_lines(q.b, kType, q.n, q.ld_b, 64, kBlockK)) : status;
   } else {
     q.batch = p.groups;
-    const Status status = operand_map<T>(map_a, q, Major::kK, q.a, q.m, q.ld_a, 0, Tile::kBlockM);
+    const Status status = operand_map<T>(map_a, q, Major::kK, q.a, q.m, q.ld_a, 0, 64);
     const int columns = halved ? Tile::kBlockN / 2 : Tile::kBlockN;
     return status.ok() ? operand_map<T>(map_b, q, kMajorB, q.b, q.n, q.ld_b, q.batch_stride_b, columns) : status;
   }

@@ -10,6 +10,7 @@ TILES = "gemm/sm90/gemm.h"
 TILE = "gemm/sm90/tile.cuh"
 SCHEDULER = "gemm/sm90/producer.cuh"
 KERNEL = "gemm/sm90/gemm.cuh"
+LOOP = "gemm/sm90/main_loop.cuh"
 SM80 = "gemm/sm80/gemm.cuh"
 SM80_HOST = "gemm/sm80/launch.cuh"
 MMA = "emulator/mma.cpp"
@@ -80,7 +81,7 @@ MUTANTS = [
     Mutant(STORE, "i / 4 == i / 2 % 2 &&", "", "the diagonal of a block of 8 in its neighbour, too"),
     Mutant(KERNEL, "store_mirrored<T, Tile>(acc, maps, p.staging_of(consumer), consumer,", "store_mirrored<T, Tile>(acc, maps, p.staging_of(0), consumer,",
            "both consumers stage in one buffer"),
-    Mutant(KERNEL, "a + slice_of_descriptor<kMajorA>(i, k16), b + slice_of_descriptor<kMajorB>(0, k16), accumulate);",
+    Mutant(LOOP, "a + slice_of_descriptor<kMajorA>(i, k16), b + slice_of_descriptor<kMajorB>(0, k16), accumulate);",
            "a + slice_of_descriptor<kMajorA>(i, Tile::kSlicesM == 2 ? 3 - k16 : k16), b + slice_of_descriptor<kMajorB>(0, Tile::kSlicesM == 2 ? 3 - k16 : k16), accumulate);",
            "tiles of two slices add up the products of a step in another order"),
     # ---- gemm_sm80
