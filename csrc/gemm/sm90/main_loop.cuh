@@ -31,7 +31,8 @@ AK_DEVICE constexpr uint64_t slice_of_descriptor(int slice, int k16) {
 }
 
 /// Accumulates the k steps of `work` into the first kSlices of `acc` and releases each stage once its wgmma are
-/// complete. `group` selects the consumer's rows of the tile. Calls `all_issued()` after the last wgmma has been issued.
+/// complete. `group` selects the consumer's rows of the tile. Calls `all_issued()` after the last wgmma has been
+/// issued.
 template <class T, Major kMajorA, Major kMajorB, class Tile, int kSlices, class Pipeline, class AllIssued>
 AK_DEVICE void main_loop(Pipeline& p, const Work& work, int group, float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2],
                          AllIssued all_issued) {
