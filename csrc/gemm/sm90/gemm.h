@@ -236,8 +236,8 @@ struct GroupPlace {
   int line, column;
 };
 /// Place of a group's `index`-th tile, in lines of `line_length`. Eight lines are rasterized together, so that their
-/// slices of A and B stay in L2. The first line turns from column to column: blocks take every 132nd tile, a multiple
-/// of most numbers of lines, and the tiles of the last line may be the shorter ones.
+/// slices of A and B stay in L2. Each column begins one line later than the one before: a block takes every 132nd tile,
+/// and of 3, 4 or 6 lines it would otherwise always take the same, such as the last, whose tiles may be half tiles.
 AK_HD GroupPlace place_in_group(int index, int lines, int line_length) {
   constexpr int kRaster = 8;
   const int raster = index / (kRaster * line_length), in_raster = index - raster * (kRaster * line_length);
