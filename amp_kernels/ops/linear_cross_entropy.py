@@ -356,8 +356,7 @@ def linear_cross_entropy(
 
     Raises:
         TypeError: a dtype or layout is not accepted, or a tensor is a DTensor; outside autocast dtypes are not mixed.
-        ValueError: a shape, device or option is not accepted.
-        RuntimeError: a class is out of range (CPU).
+        ValueError: a shape, device or option is not accepted, or a class is out of range (CPU; RuntimeError in a compiled program).
 
     Examples:
         >>> hidden, words = torch.randn(6, 8), torch.zeros(1000, 8, requires_grad=True)

@@ -232,6 +232,20 @@ Status gemm_sm90_chained(const GemmProblem& problem, const GemmSm90Config& confi
 /// Rows and columns of a tile of a grouped product.
 inline constexpr int kGemmSm90GroupTile = 128;
 
+struct GroupPlace {
+  int line, column;
+};
+/// Place of a group's `index`-th tile, in lines of `line_length`. Eight lines are rasterized together, so that their
+/// slices of A and B stay in L2. Each column begins one line later than the one before: a block takes every 132nd tile,
+/// and of 3, 4 or 6 lines it would otherwise always take the same, such as the last, whose tiles may be half tiles.
+AK_HD GroupPlace place_in_group(int index, int lines, int line_length) {
+  constexpr int kRaster = 8;
+  const int raster = index / (kRaster * line_length), in_raster = index - raster * (kRaster * line_length);
+  const int left = lines - raster * kRaster, together = left < kRaster ? left : kRaster;
+  const int column = in_raster / together, down = (in_raster + column) % together;
+  return {raster * kRaster + down, column};
+}
+
 /// The most tiles that the groups may have: each, and the rows in none, may end with a tile that is not full.
 inline int64_t gemm_sm90_group_tiles(const GroupedProblem& p) {
   const auto tiles = [](int x, int by) { return (x + int64_t{by} - 1) / by; };

@@ -101,11 +101,9 @@ class GroupedScheduler {
   AK_DEVICE bool next(Work& work) {
     if (!more()) return false;
     const Schedule& s = args_.schedule;
-    const int raster = tile_ / (kRaster * s.line_length), in_raster = tile_ - raster * (kRaster * s.line_length);
-    const int left = lines_of_group() - raster * kRaster, lines = left < kRaster ? left : kRaster;
-    const int column = in_raster / lines, line = raster * kRaster + in_raster - column * lines;
-    work.m = (Tile::kRowGroups ? begin_ : 0) + line * Tile::kBlockM;
-    work.n = column * s.tile_columns;
+    const GroupPlace place = place_in_group(tile_, lines_of_group(), s.line_length);
+    work.m = (Tile::kRowGroups ? begin_ : 0) + place.line * Tile::kBlockM;
+    work.n = place.column * s.tile_columns;
     work.batch = group_;
     work.begin = begin_, work.end = end_;
     work.first_step = 0;
@@ -116,8 +114,6 @@ class GroupedScheduler {
   }
 
  private:
-  static constexpr int kRaster = 8;  // lines of tiles rasterized together, so that their slices of A and B stay in L2
-
   AK_DEVICE static int blocks(int x, int by) { return (x + by - 1) / by; }
   /// The rows behind the last end are like a group, without terms.
   AK_DEVICE int group_count() const { return args_.groups.count + (Tile::kRowGroups ? 1 : 0); }
@@ -267,7 +263,8 @@ AK_DEVICE void fill_stage(Pipeline& p, const TensorMap* map_a, const TensorMap* 
   const int k = step * kBlockK;
   mbarrier_wait(p.empty + 8 * p.stage, p.phase ^ 1);  // passes on a fresh barrier: all stages start empty
   const uint32_t full = p.full + 8 * p.stage;
-  mbarrier_arrive_expect_tx(full, Tile::kBytesA + Tile::kBytesB);
+  const bool lone = has_lone_slice<Tile>(work);
+  mbarrier_arrive_expect_tx(full, (lone ? kSliceBytes : Tile::kBytesA) + Tile::kBytesB);
   const uint32_t a = p.a + p.stage * Tile::kBytesA + my_row_a * kRowBytes;
   const uint32_t b = p.b + p.stage * Tile::kBytesB + my_row_b * kRowBytes;
   if constexpr (Tile::kTermGroups) {
@@ -275,7 +272,12 @@ AK_DEVICE void fill_stage(Pipeline& p, const TensorMap* map_a, const TensorMap* 
     load_terms<kRowsB>(b, map_b, full, work.n, work.begin + k, work.end);
     return;
   }
-  load_rows<kMajorA, kRowsA, kShareA>(a, map_a, full, work.m + my_row_a, k, batch_a);
+  if constexpr (Tile::kRowGroups) {
+    load_rows<kMajorA, 64, false>(a, map_a, full, work.m, k, batch_a);
+    if (!lone) load_rows<kMajorA, 64, false>(a + kSliceBytes, map_a, full, work.m + 64, k, batch_a);
+  } else {
+    load_rows<kMajorA, kRowsA, kShareA>(a, map_a, full, work.m + my_row_a, k, batch_a);
+  }
   if constexpr (kShareB) {
     load_rows<kMajorB, kRowsB, true>(b, map_b, full, work.n + rank * args.second_half, k, batch_b);
   } else if (!halves) {

@@ -71,6 +71,7 @@ struct Tile {
   static_assert(!kTriangular || kCluster == 1, "the strips of a triangle have any number of tiles");
   static_assert(kGrouping == Grouping::kNone || kCluster == 1,
                 "the blocks of a cluster would take tiles of two groups");
+  static_assert(!kRowGroups || (kGroups == 1 && kSlicesM == 2), "has_lone_slice() leaves out half of a tile");
   static_assert(kStages >= 2, "a stage is released one step after its use, so a single stage would deadlock");
 };
 
@@ -230,6 +231,12 @@ struct Work {
 template <class Tile>
 AK_DEVICE int end_of_rows(const Args& args, const Work& work) {
   return Tile::kRowGroups ? work.end : args.m;
+}
+
+/// True if the rows of a tile end within its first 64: then the others are not loaded, multiplied or stored.
+template <class Tile>
+AK_DEVICE bool has_lone_slice(const Work& work) {
+  return Tile::kRowGroups && work.end <= work.m + 64;
 }
 
 /// The bias of a tile, or null: a group has its own, and rows in no group have none.
