@@ -1,7 +1,8 @@
-// gemm, gemm_dact, gemm_accumulate_ and syrk: from the schema to gemm/call.h.
+// gemm, gemm_dact, gemm_accumulate_, those of an A in segments, and syrk: from the schema to gemm/call.h.
 //
 // An operand whose rows or columns are contiguous is passed on as it lies; any other is copied once.
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -89,17 +90,87 @@ struct Call {
 
   bool empty() const { return problem.m == 0 || problem.n == 0 || problem.batch == 0; }
 
-  // Runs the problem into problem.c. Not for empty results.
-  void run() {
+  void set_operands() {
     problem.a = target.read({"a"}, a.tensor), problem.b = target.read({"b"}, b.tensor);
     problem.ld_a = a.lies.ld, problem.ld_b = b.lies.ld;
     problem.m_major_a = !a.lies.k_contiguous, problem.n_major_b = !b.lies.k_contiguous;
     problem.batch_stride_a = batch_stride_of(a.tensor), problem.batch_stride_b = batch_stride_of(b.tensor);
+  }
+
+  // Runs the problem into problem.c. Not for empty results.
+  void run() {
+    set_operands();
 #ifdef AK_ON_CPU
     target.launch(gemm_cpu, problem);
 #else
     GemmLaunch(target).run(problem, gemm_tuning(a.tensor));
 #endif
+  }
+};
+
+// A call whose A is several matrices, side by side or with dim 0 one below the other.
+struct SegmentedCall : Call {
+  const TensorList& segments;
+  int64_t dim;
+
+  SegmentedCall(const char* name, const TensorList& a_in, const Tensor& b_in, int64_t along)
+      : Call(name, room(name, a_in, along), b_in, false), segments(a_in), dim(along) {}
+
+  // Memory for all of A, contiguous in `dim`.
+  static Tensor room(const char* op, const TensorList& a, int64_t dim) {
+    AK_CHECK(dim == 0 || dim == 1, op, ": dim is ", dim, "; accepted: 0 or 1");
+    AK_CHECK(!a.empty(), op, ": a is empty; accepted: at least one matrix");
+    int64_t total = 0;
+    for (size_t i = 0; i < a.size(); i++) {
+      const ArgName name{"a", static_cast<int64_t>(i)};
+      check_dtype(op, name, a[i], {a[0].scalar_type()});
+      AK_CHECK(a[i].dim() == 2 && a[i].size(1 - dim) == a[0].size(1 - dim), op, ": ", name,
+               " must be a matrix with as many ", dim == 0 ? "columns" : "rows", " as a[0]; got shapes ",
+               Ints{a[i].sizes()}, " and ", Ints{a[0].sizes()});
+      total += a[i].size(dim);
+    }
+    const Tensor lines = torch::stable::new_empty(a[0], {a[0].size(1 - dim), total});
+    return dim == 1 ? lines : torch::stable::transpose(lines, 0, 1);
+  }
+
+  void fill() {
+    int64_t begin = 0;
+    for (const Tensor& segment : segments) {
+      Tensor to = torch::stable::narrow(a.tensor, dim, begin, segment.size(dim));
+      torch::stable::copy_(to, segment);
+      begin += segment.size(dim);
+    }
+  }
+
+  // Sets A as it lies. False if gemm_sm90 has no way to say so.
+  bool lies_in_segments() {
+    const size_t count = segments.size();
+    if (count < 2 || count - 1 > std::size(problem.more_a) || problem.m_major_a != (dim == 0)) return false;
+    int64_t begin = 0;
+    for (size_t i = 0; i < count; i++) {
+      const Tensor& t = segments[i];
+      const int64_t length = t.size(dim), lines = t.size(1 - dim), ld = t.stride(1 - dim);
+      if (t.stride(dim) != 1 || lines == 1 || ld < length) return false;
+      const void* const data = target.read({"a", static_cast<int64_t>(i)}, t);
+      if (i == 0) {
+        problem.a = data, problem.ld_a = ld;
+      } else {
+        problem.more_a[i - 1] = {data, static_cast<int>(begin), ld};
+      }
+      begin += length;
+    }
+    return true;
+  }
+
+  // As Call::run().
+  void run() {
+#ifndef AK_ON_CPU
+    set_operands();
+    if (lies_in_segments() && GemmLaunch(target).run_segments(problem, gemm_tuning(b.tensor))) return;
+    for (GemmSegment& s : problem.more_a) s = {};
+#endif
+    fill();
+    Call::run();
   }
 };
 
@@ -158,6 +229,25 @@ std::tuple<Tensor, Tensor> run_gemm_dact(const Tensor& a, const Tensor& b, const
   call.run();
   if (bias_grad) call.target.launch(gemm_column_sums, call.problem, static_cast<float*>(sums.mutable_data_ptr()));
   return {dz, sums};
+}
+
+Tensor run_segmented_gemm(TensorList a, const Tensor& b, int64_t dim, std::optional<ScalarType> out_dtype) {
+  SegmentedCall call("segmented_gemm", a, b, dim);
+  const Tensor out = call.target.empty({"out"}, call.sizes(call.problem.n), call.output_dtype(out_dtype));
+  call.problem.c = values_of(out, out.mutable_data_ptr());
+  if (!call.empty()) call.run();
+  return out;
+}
+
+void run_segmented_accumulate(const Tensor& c, TensorList a, const Tensor& b, bool overwrite) {
+  SegmentedCall call("segmented_gemm_accumulate_", a, b, 0);
+  check_dtype(call.op, {"c"}, c, {ScalarType::Float});
+  call.target.check_place({"c"}, c);
+  call.check_sizes("c", c, call.sizes(call.problem.n));
+  if (call.empty()) return;
+  call.problem.c = values_of(c, call.target.write({"c"}, c, !overwrite));
+  call.problem.accumulate = !overwrite;
+  call.run();
 }
 
 void run_gemm_accumulate(const Tensor& c, const Tensor& a, const Tensor& b, double alpha, double beta,
@@ -275,6 +365,8 @@ AK_OPS(m) {
   m.impl("gemm", TORCH_BOX(&ak::run_gemm));
   m.impl("gemm_dact", TORCH_BOX(&ak::run_gemm_dact));
   m.impl("gemm_accumulate_", TORCH_BOX(&ak::run_gemm_accumulate));
+  m.impl("segmented_gemm", TORCH_BOX(&ak::run_segmented_gemm));
+  m.impl("segmented_gemm_accumulate_", TORCH_BOX(&ak::run_segmented_accumulate));
   m.impl("syrk", TORCH_BOX(&ak::run_syrk));
 #ifndef AK_ON_CPU
   m.impl("_set_gemm_rates", TORCH_BOX(&ak::set_gemm_rates));
