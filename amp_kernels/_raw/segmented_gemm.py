@@ -89,7 +89,7 @@ def _samples(device: str) -> Iterator[tuple[list[Tensor], Tensor, int]]:
             yield gradients, normal(sum(sizes), 16, dtype=dtype), 1
             yield [t.t() for t in gradients], normal(24, 16, dtype=dtype), 0
         apart = [normal(64, 10, dtype=dtype)[:, 1:9], normal(8, 64, dtype=dtype).t()]
-        yield apart, normal(16, 8, dtype=dtype).t(), 1
+        yield apart, normal(8, 16, dtype=dtype).t(), 1
         yield apart, normal(8, 16, dtype=dtype), 0
         yield [normal(0, 64, dtype=dtype), normal(0, 64, dtype=dtype)], normal(128, 4, dtype=dtype), 1
         yield [normal(64, 0, dtype=dtype), normal(64, 0, dtype=dtype)], normal(0, 4, dtype=dtype), 0
