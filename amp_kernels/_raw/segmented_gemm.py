@@ -52,7 +52,7 @@ def check(op: str, a: Sequence[Tensor], b: Tensor, dim: int) -> Tensor:
 def reads(a: Sequence[Tensor]) -> bool:
     """True if products of these gradients, [rows, features] each, read them where they lie: otherwise one concatenation serves all
     products."""
-    if not 2 <= len(a) <= MOST or (a[0].is_cuda and not torch.cuda.is_available()):
+    if not 2 <= len(a) <= MOST:
         return False
     for t in a:
         columns, pitch = t.shape[1], t.stride(0)
@@ -60,10 +60,15 @@ def reads(a: Sequence[Tensor]) -> bool:
             return False
         if type(t) in PLAIN and t.data_ptr() % 16:
             return False
-    backend = policy.select(op, a[0])
-    return backend == "emulate" or (
-        backend == "cuda" and policy.capability_of("cuda", a[0].device.index) == _CAPABILITY
-    )
+    return chosen(a[0])
+
+
+def chosen(on: Tensor) -> bool:
+    """True if such a product of a tensor there is that of a kernel which reads segments."""
+    if on.is_cuda and not torch.cuda.is_available():
+        return False
+    backend = policy.select(op, on)
+    return backend == "emulate" or (backend == "cuda" and policy.capability_of("cuda", on.device.index) == _CAPABILITY)
 
 
 def _reference(call):
