@@ -176,7 +176,7 @@ def missed() -> str:
         f"{ms['norm, loss']:.1f} for norms and loss; {ms['copy, cast']:.1f} for copies, mostly the concatenation of attention's three "
         "gradients, otherwise casts of the stream's gradient to 16 bits. A conversion does not rewrite a model's forward. \"Fused norms\" "
         "is for a rewritten forward: `norm(branch, residual=stream)` fuses the preceding addition into the norm, whose backward writes "
-        f"both gradients in their dtypes, and `split` instead of a view leaves one copy of attention's gradients. That takes "
+        f"both gradients in their dtypes, and `ak.linear(split=)` reads attention's gradients where they lie. That takes "
         f"{fused.total * 1e3:.1f} ms. torch.compile fuses the same without an edit: {found['compiled'].total * 1e3:.1f} ms. "
         f"Bytes of casts fall by {less('cast_bytes', ours)}, "
         f"with fused norms by {less('cast_bytes', fused)}; bytes of casts and copies by {less('copied_bytes', ours)} and "
