@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from .harness.rows import OURS, TRAINING
 from .harness.tables import Table
 from .ops.gemm_shapes import Shape
-from .prediction import grouped, invariance, loss, newton_schulz, price
+from .prediction import grouped, invariance, layer, loss, newton_schulz, price
 from .prediction.chips import CHIPS, floor_us, plan
 from .prediction.measured import product_us, run
 from .prediction.tables import (
@@ -46,7 +46,9 @@ the same tables for its own GPU to `predicted.txt`.
 The planner ranks tiles with this model (`csrc/gemm/cost.h`) at run time:
 
 - A k step costs a tile the larger of two times: its multiply-adds at 2,048 per cycle, and the bytes loaded into its SM at 64 per cycle,
-  the width of the port. Each consumer group that releases a stage adds 27 cycles.
+  the width of the port. Each consumer group that releases a stage adds 27 cycles. Rows that do not start at multiples of 128 bytes lie
+  across lines of L2: all SMs together then load what they do not share at 42 bytes per cycle each, or at 30 if the rows split 32-byte
+  sectors too.
 - Each tile then costs 1,700 cycles to switch to the next tile, 400 until an epilogue's first operand arrives, and the epilogue's cycles:
   those of a lone warp, counted in the machine code with the stalls between dependent instructions, or more if the warps of a scheduler
   together issue above 0.9 instructions per cycle. A pingpong tile hides all this behind the main loop of its neighbour, beside which the
@@ -202,6 +204,7 @@ def page() -> str:
     add("GEMMs, H200", BASIS.format(chip="H200"), products(aligned(), h200))
     parts.append(f"\n{missed_products()}\n")
     add("With an epilogue, H200", BASIS.format(chip="H200"), epilogues(h200))
+    add("A linear layer with an activation, H200", layer.BASIS.format(chip="H200"), layer.table(h200))
     add("Unaligned GEMMs, H200", BASIS.format(chip="H200"), products(unaligned(), h200))
     add("Batch-invariant GEMMs, H200", invariance.BASIS.format(chip="H200"), invariance.table(h200))
     add("Grouped products, H200", grouped.BASIS.format(chip="H200"), grouped.table(h200))

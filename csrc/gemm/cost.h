@@ -34,6 +34,17 @@ struct GemmRates {
   bool operator==(const GemmRates&) const = default;
 };
 
+/// Where the 128 bytes lie that TMA reads of an operand's row at a time: in one line of L2, or in two, whose 32-byte
+/// sectors are read whole or in part.
+enum class GemmRows : uint8_t { kLines, kSectors, kSplitSectors };
+
+/// Rows of `length` elements at multiples of `bytes`. Rows of less than 128 bytes count as lines.
+inline GemmRows gemm_rows(int length, uint64_t bytes) {
+  return length < 64 || bytes % 128 == 0 ? GemmRows::kLines
+         : bytes % 32 == 0               ? GemmRows::kSectors
+                                         : GemmRows::kSplitSectors;
+}
+
 /// The GPU and the kernels compiled for it.
 struct GemmChip {
   int sm_count = 132;
@@ -46,14 +57,15 @@ struct GemmChip {
 struct GemmRequest {
   int m = 1, n = 1, k = 1, batch = 1;  ///< of the product of A and B
   bool m_major_a = false, n_major_b = false;
-  bool tma_a = true;          ///< A and the strides between its rows and matrices are multiples of 16 bytes
-  bool tma_b = true;          ///< the same for B
-  bool tma_output = true;     ///< the same for C, whose type is the inputs' or fp32
-  bool row_output = true;     ///< C is of such a type and row-major
-  bool odd_operands = false;  ///< A or B is only 2-byte aligned
-  GemmPhases phases;          ///< aligned phases of unaligned operands: gemm_phases()
-  int out_bytes = 2;          ///< per element of C; 8: accumulated
-  int side_bytes = 0;         ///< of other tensors of the epilogue, per element of C
+  bool tma_a = true;  ///< A and the strides between its rows and matrices are multiples of 16 bytes
+  bool tma_b = true;  ///< the same for B
+  GemmRows rows_a = GemmRows::kLines, rows_b = GemmRows::kLines;  ///< as gemm_sm90 reads them, copied or not
+  bool tma_output = true;                                         ///< the same for C, whose type is the inputs' or fp32
+  bool row_output = true;                                         ///< C is of such a type and row-major
+  bool odd_operands = false;                                      ///< A or B is only 2-byte aligned
+  GemmPhases phases;   ///< aligned phases of unaligned operands: gemm_phases()
+  int out_bytes = 2;   ///< per element of C; 8: accumulated
+  int side_bytes = 0;  ///< of other tensors of the epilogue, per element of C
   Activation activation = Activation::none;
   bool backward = false, keeps_z = false, column_sums = false;
   bool plain = true;             ///< no epilogue: is_plain()
@@ -197,6 +209,7 @@ inline GemmRequest in_phases(const GemmRequest& request) {
   r.m = request.phases.rows(request.m), r.n = request.phases.columns(request.n), r.k = request.phases.lines(request.k);
   r.batch = request.phases.count;
   r.tma_a = r.tma_b = r.tma_output = r.row_output = r.plain = true;
+  r.rows_a = r.rows_b = GemmRows::kLines;
   r.odd_operands = false;
   r.out_bytes = 4;
   return r;
@@ -207,11 +220,22 @@ inline double add_phases_time(const GemmRequest& r, const GemmRates& rates) {
   return rates.start / rates.clock + bytes / rates.dram;
 }
 
+/// Bytes per cycle that an SM's own loads get from L2 while a share of the SMs is busy. Rows across lines were measured
+/// on an H200 in tiles of 128 x 128 with pingpong: 4096x4096x4096 takes 1.40 times as long with rows of 8,208 bytes as
+/// with 8,192, and 23328x1152x4304, with rows of 8,608, 1.19 times as long as whole lines would.
+inline double load_rate(GemmRows rows, const GemmRates& rate, double busy) {
+  return rows == GemmRows::kLines ? rate.l2 : std::min(rate.l2, (rows == GemmRows::kSectors ? 42 : 30) / busy);
+}
+
 /// Cycles of a k step of gemm_sm90.
-inline double sm90_step(const GemmTile& t, const GemmRates& rate) {
+inline double sm90_step(const GemmRequest& r, const GemmTile& t, const GemmRates& rate, double busy,
+                        bool swap = false) {
   const double wgmma = 4 * (t.m / 64) * std::max(t.n / 2.0, 16 + t.n / 4.0);
   const double loads = (t.m + t.n) * 128 / rate.l2;  // out of bounds TMA writes zeros at the same rate
-  return std::max(wgmma, loads) + t.consumers * rate.hand_over;
+  const double own_m = 128.0 * t.m / t.cluster_n, own_n = 128.0 * t.n / t.cluster_m;  // the rest is multicast to it
+  const double own = own_m / load_rate(swap ? r.rows_b : r.rows_a, rate, busy) +
+                     own_n / load_rate(swap ? r.rows_a : r.rows_b, rate, busy);
+  return std::max({wgmma, loads, own}) + t.consumers * rate.hand_over;
 }
 /// Cycles in which the consumers of a tile work on `sums` accumulators between two main loops. The warps of a
 /// scheduler, one per group of four, fill each other's idle cycles.
@@ -236,7 +260,8 @@ inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTi
   const double works = r.batch * clusters_m * clusters_n * splits;
   const double rounds = whole(works, std::max(1.0, std::floor(chip.sm_count / cluster)));
   if (splits > 1 && works > 2 * splits * chip.sm_count / cluster) return kNever;  // whole tiles already fill the chip
-  const double product = whole(whole(r.k, 64), splits) * sm90_step(t, rate);
+  const double busy = std::min(1.0, works * cluster / chip.sm_count);
+  const double product = whole(whole(r.k, 64), splits) * sm90_step(r, t, rate, busy, swap);
 
   const Sm90Finish finish = sm90_finish(r, t, swap);
   const double sums = finish >= Sm90Finish::kTma  // only these skip columns out of bounds
@@ -258,8 +283,9 @@ inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTi
 inline double symmetric_sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTile& t) {
   constexpr Sm90Epilogue kStore{{100, 3.0}, {500, 4.0}};
   const GemmRates& rate = chip.rates;
-  const double rounds = whole(r.batch * static_cast<double>(gemm_sm90_triangle_tiles(t, r.n)), chip.sm_count);
-  const double product = whole(r.k, 64) * sm90_step(t, rate);
+  const double works = r.batch * static_cast<double>(gemm_sm90_triangle_tiles(t, r.n));
+  const double rounds = whole(works, chip.sm_count);
+  const double product = whole(r.k, 64) * sm90_step(r, t, rate, std::min(1.0, works / chip.sm_count));
   const double epilogue = rate.turn + (r.side_bytes ? 4 * kOperand : 0) + sm90_between(kStore, t.m * t.n, t);
   const double cycles = sm90_waves(rounds, product, epilogue, t);
   const double computed = r.batch * (r.n + std::min<double>(t.m, r.n)) / 2 * r.n * r.k;  // below the strips' right ends
