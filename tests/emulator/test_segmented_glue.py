@@ -43,7 +43,7 @@ def check(parts, dim, columns=72, out_dtype=None, dtype=bf16):
     made = copies(lambda: found.append(op(parts, b, dim=dim, out_dtype=out_dtype)))
     ran = launches()
     assert torch.equal(found[0], gemm_op(a, b, out_dtype=out_dtype)[0])
-    assert [launch.name for launch in ran] == [launch.name for launch in launches()]
+    assert ran == launches()
     if dim == 0:
         for overwrite in (False, True):
             c = torch.full(found[0].shape, torch.nan if overwrite else 3.0)
@@ -77,6 +77,20 @@ def test_rows_apart_and_odd_beginnings():
         assert check([keep(odd), keep(first)], dim) > 0
         assert check([keep(first), keep(odd)], dim) > 0
         assert check([keep(wide[:, 7:71].nan_to_num()), of(first)], dim) >= 0
+
+
+@pytest.mark.parametrize("begin", [0, 8])
+def test_the_plan_is_that_of_the_concatenation(begin, monkeypatch):
+    """Rows across lines of L2 would have another one."""
+    monkeypatch.setenv("AMP_KERNELS_EMULATE_SMS", "4")
+    of_concatenation, of_first = (
+        _host.plan_gemm(96, 128, 256, n_major_b=True, ld_a=ld, sm_count=4) for ld in (256, 72)
+    )
+    assert of_concatenation["tile"] != of_first["tile"]
+    first, second = gradients(96, (64, 192))
+    wide = torch.full((96, 72 if begin == 0 else 128), torch.nan, dtype=bf16)
+    wide[:, begin : begin + 64] = first
+    assert check([wide[:, begin : begin + 64], second], 1, columns=128) == 0
 
 
 @pytest.mark.parametrize("sizes", [(64, 24, 64), (64, 64, 64, 64), (72,), (64, 60), (3, 0, 5), (64, 0, 64)])
