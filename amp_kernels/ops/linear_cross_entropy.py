@@ -35,6 +35,7 @@ from .._raw.unit_sums import UNIT
 from .._sharding.dtensor import is_dtensor
 from . import _main_grad
 from ._autograd import needs_gradient, under_transform
+from ._linear import gradient_dtype
 from ._products import check_blocks, gemm, gemm_options, working_dtype
 from ._shadows import fresh_shadow, with_shadow
 from ._tensors import cast, reshaped
@@ -50,7 +51,7 @@ from .cross_entropy import (
     row_factors,
     scaled,
 )
-from .linear import check_shadow, gradient_dtype
+from .linear import check_shadow
 
 
 class _Head:
