@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from .harness.rows import OURS, TRAINING
 from .harness.tables import Table
 from .ops.gemm_shapes import Shape
-from .prediction import grouped, invariance, loss, newton_schulz, price
+from .prediction import grouped, invariance, layer, loss, newton_schulz, price
 from .prediction.chips import CHIPS, floor_us, plan
 from .prediction.measured import product_us, run
 from .prediction.tables import (
@@ -46,7 +46,9 @@ the same tables for its own GPU to `predicted.txt`.
 The planner ranks tiles with this model (`csrc/gemm/cost.h`) at run time:
 
 - A k step costs a tile the larger of two times: its multiply-adds at 2,048 per cycle, and the bytes loaded into its SM at 64 per cycle,
-  the width of the port. Each consumer group that releases a stage adds 27 cycles.
+  the width of the port. Each consumer group that releases a stage adds 27 cycles. Rows that do not start at multiples of 128 bytes lie
+  across lines of L2: all SMs together then load what they do not share at 42 bytes per cycle each, or at 30 if the rows split 32-byte
+  sectors too.
 - Each tile then costs 1,700 cycles to switch to the next tile, 400 until an epilogue's first operand arrives, and the epilogue's cycles:
   those of a lone warp, counted in the machine code with the stalls between dependent instructions, or more if the warps of a scheduler
   together issue above 0.9 instructions per cycle. A pingpong tile hides all this behind the main loop of its neighbour, beside which the
@@ -85,7 +87,8 @@ The model does not cover:
 - **Training steps**: each family of torch's kernels has one rate, fitted to three measured steps. This package's norms have the rates of
   the run above, at 768 columns. Its loss and embedding gradients have their target, 80 % of a copy (the loss reached 72 %). "converted" is
   `ak.convert` with `ak.linear_cross_entropy` and `ak.optim.AdamW(shadow_dtype=torch.bfloat16)`{shadows}.
-  "fused norms" also uses `norm(branch, residual=stream)`, priced at the rate of the norms alone.
+  "fuse_residuals" is `ak.convert(model, fuse_residuals=True)`; "fused norms" is an edited forward with `norm(branch, residual=stream)` and
+  `split`. Both are priced at the rate of the norms alone.
   "compiled" is `torch.compile(ak.convert(model))` by the rule of torch.compile's column: everything between products, attention and the
   update reads and writes each value once.
 - **Other GPUs**: an H100 differs only in memory bandwidth; an A100 in clock, Tensor Cores and memory, at the H200's shares of their data
@@ -174,11 +177,11 @@ def missed() -> str:
         f"for the rest, which takes {total - bound:.1f}: "
         f"{ms['element-wise']:.1f} for element-wise kernels, mostly torch additions to the fp32 residual stream and its gradient; "
         f"{ms['norm, loss']:.1f} for norms and loss; {ms['copy, cast']:.1f} for copies, mostly the concatenation of attention's three "
-        "gradients, otherwise casts of the stream's gradient to 16 bits. A conversion does not rewrite a model's forward. \"Fused norms\" "
-        "is for a rewritten forward: `norm(branch, residual=stream)` fuses the preceding addition into the norm, whose backward writes "
-        f"both gradients in their dtypes, and `split` instead of a view leaves one copy of attention's gradients. That takes "
-        f"{fused.total * 1e3:.1f} ms. torch.compile fuses the same without an edit: {found['compiled'].total * 1e3:.1f} ms. "
-        f"Bytes of casts fall by {less('cast_bytes', ours)}, "
+        "gradients, otherwise casts of the stream's gradient to 16 bits. With `fuse_residuals=True` the conversion lets norms make the "
+        "additions in front of them, and their backward writes both gradients in their dtypes: "
+        f"{found['fuse_residuals'].total * 1e3:.1f} ms. In an edited forward, `ak.linear(split=)` also reads attention's gradients where "
+        f"they lie: {fused.total * 1e3:.1f} ms. torch.compile fuses the same without an edit: "
+        f"{found['compiled'].total * 1e3:.1f} ms. Bytes of casts fall by {less('cast_bytes', ours)}, "
         f"with fused norms by {less('cast_bytes', fused)}; bytes of casts and copies by {less('copied_bytes', ours)} and "
         f"{less('copied_bytes', fused)}."
     )
@@ -202,6 +205,7 @@ def page() -> str:
     add("GEMMs, H200", BASIS.format(chip="H200"), products(aligned(), h200))
     parts.append(f"\n{missed_products()}\n")
     add("With an epilogue, H200", BASIS.format(chip="H200"), epilogues(h200))
+    add("A linear layer with an activation, H200", layer.BASIS.format(chip="H200"), layer.table(h200))
     add("Unaligned GEMMs, H200", BASIS.format(chip="H200"), products(unaligned(), h200))
     add("Batch-invariant GEMMs, H200", invariance.BASIS.format(chip="H200"), invariance.table(h200))
     add("Grouped products, H200", grouped.BASIS.format(chip="H200"), grouped.table(h200))

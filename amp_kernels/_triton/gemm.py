@@ -351,14 +351,15 @@ def _tma_order(t: _Lies, n: int) -> tuple[bool, bool]:
 
 
 def _for_tma(t: torch.Tensor, n: int) -> torch.Tensor:
-    """``t``, or a copy in the same order whose lines begin at multiples of 16 bytes: loads of 2 bytes cannot be asynchronous, and a tile
-    is read once for each tile of the other operand. Nothing reads the padding."""
+    """``t``, or a copy in the same order whose lines begin at multiples of 16 bytes, long ones at lines of L2 (gemm_repack_pitch in
+    csrc/gemm/sm90/repack.h): loads of 2 bytes cannot be asynchronous, and a tile is read once for each tile of the other operand. Nothing
+    reads the padding."""
     column_major, fits = _tma_order(_lies(t), n)
     if fits or t.numel() == 0:
         return t
     lines = t.mT if column_major else t
     width = lines.shape[2]
-    copy = t.new_empty(*lines.shape[:2], width + -width % 8)[..., :width].copy_(lines)
+    copy = t.new_empty(*lines.shape[:2], width + -width % (64 if width >= 512 else 8))[..., :width].copy_(lines)
     return copy.mT if column_major else copy
 
 

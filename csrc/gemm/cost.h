@@ -9,7 +9,9 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "gemm/phases.h"
 #include "gemm/sm80/gemm.h"
@@ -34,6 +36,17 @@ struct GemmRates {
   bool operator==(const GemmRates&) const = default;
 };
 
+/// Where the 128 bytes lie that TMA reads of an operand's row at a time: in one line of L2, or in two, whose 32-byte
+/// sectors are read whole or in part.
+enum class GemmRows : uint8_t { kLines, kSectors, kSplitSectors };
+
+/// Rows of `length` elements at multiples of `bytes`. Rows of less than 128 bytes count as lines.
+inline GemmRows gemm_rows(int length, uint64_t bytes) {
+  return length < 64 || bytes % 128 == 0 ? GemmRows::kLines
+         : bytes % 32 == 0               ? GemmRows::kSectors
+                                         : GemmRows::kSplitSectors;
+}
+
 /// The GPU and the kernels compiled for it.
 struct GemmChip {
   int sm_count = 132;
@@ -46,14 +59,15 @@ struct GemmChip {
 struct GemmRequest {
   int m = 1, n = 1, k = 1, batch = 1;  ///< of the product of A and B
   bool m_major_a = false, n_major_b = false;
-  bool tma_a = true;          ///< A and the strides between its rows and matrices are multiples of 16 bytes
-  bool tma_b = true;          ///< the same for B
-  bool tma_output = true;     ///< the same for C, whose type is the inputs' or fp32
-  bool row_output = true;     ///< C is of such a type and row-major
-  bool odd_operands = false;  ///< A or B is only 2-byte aligned
-  GemmPhases phases;          ///< aligned phases of unaligned operands: gemm_phases()
-  int out_bytes = 2;          ///< per element of C; 8: accumulated
-  int side_bytes = 0;         ///< of other tensors of the epilogue, per element of C
+  bool tma_a = true;  ///< A and the strides between its rows and matrices are multiples of 16 bytes
+  bool tma_b = true;  ///< the same for B
+  GemmRows rows_a = GemmRows::kLines, rows_b = GemmRows::kLines;  ///< as gemm_sm90 reads them, copied or not
+  bool tma_output = true;                                         ///< the same for C, whose type is the inputs' or fp32
+  bool row_output = true;                                         ///< C is of such a type and row-major
+  bool odd_operands = false;                                      ///< A or B is only 2-byte aligned
+  GemmPhases phases;   ///< aligned phases of unaligned operands: gemm_phases()
+  int out_bytes = 2;   ///< per element of C; 8: accumulated
+  int side_bytes = 0;  ///< of other tensors of the epilogue, per element of C
   Activation activation = Activation::none;
   bool backward = false, keeps_z = false, column_sums = false;
   bool plain = true;             ///< no epilogue: is_plain()
@@ -197,6 +211,7 @@ inline GemmRequest in_phases(const GemmRequest& request) {
   r.m = request.phases.rows(request.m), r.n = request.phases.columns(request.n), r.k = request.phases.lines(request.k);
   r.batch = request.phases.count;
   r.tma_a = r.tma_b = r.tma_output = r.row_output = r.plain = true;
+  r.rows_a = r.rows_b = GemmRows::kLines;
   r.odd_operands = false;
   r.out_bytes = 4;
   return r;
@@ -207,11 +222,22 @@ inline double add_phases_time(const GemmRequest& r, const GemmRates& rates) {
   return rates.start / rates.clock + bytes / rates.dram;
 }
 
+/// Bytes per cycle that an SM's own loads get from L2 while a share of the SMs is busy. Rows across lines were measured
+/// on an H200 in tiles of 128 x 128 with pingpong: 4096x4096x4096 takes 1.40 times as long with rows of 8,208 bytes as
+/// with 8,192, and 23328x1152x4304, with rows of 8,608, 1.19 times as long as whole lines would.
+inline double load_rate(GemmRows rows, const GemmRates& rate, double busy) {
+  return rows == GemmRows::kLines ? rate.l2 : std::min(rate.l2, (rows == GemmRows::kSectors ? 42 : 30) / busy);
+}
+
 /// Cycles of a k step of gemm_sm90.
-inline double sm90_step(const GemmTile& t, const GemmRates& rate) {
+inline double sm90_step(const GemmRequest& r, const GemmTile& t, const GemmRates& rate, double busy,
+                        bool swap = false) {
   const double wgmma = 4 * (t.m / 64) * std::max(t.n / 2.0, 16 + t.n / 4.0);
   const double loads = (t.m + t.n) * 128 / rate.l2;  // out of bounds TMA writes zeros at the same rate
-  return std::max(wgmma, loads) + t.consumers * rate.hand_over;
+  const double own_m = 128.0 * t.m / t.cluster_n, own_n = 128.0 * t.n / t.cluster_m;  // the rest is multicast to it
+  const double own = own_m / load_rate(swap ? r.rows_b : r.rows_a, rate, busy) +
+                     own_n / load_rate(swap ? r.rows_a : r.rows_b, rate, busy);
+  return std::max({wgmma, loads, own}) + t.consumers * rate.hand_over;
 }
 /// Cycles in which the consumers of a tile work on `sums` accumulators between two main loops. The warps of a
 /// scheduler, one per group of four, fill each other's idle cycles.
@@ -219,6 +245,11 @@ inline double sm90_between(const Sm90Epilogue& warp, double sums, const GemmTile
   const double groups = t.pingpong ? 1 : t.consumers, of_warp = sums / 128 / groups;
   const double alone = warp.lone_cycles(of_warp) * (t.pingpong ? kBesideProducts : 1);
   return std::max(alone, groups * warp.instructions.of(of_warp) / kIssue);
+}
+/// Cycles from the last wgmma of a tile with `sums` accumulators to the next tile.
+inline double sm90_finish_cycles(const GemmRequest& r, Sm90Finish finish, double sums, const GemmTile& t,
+                                 const GemmRates& rate) {
+  return rate.turn + (finish == Sm90Finish::kPlain ? 0 : kOperand) + sm90_between(sm90_epilogue(r, finish, t), sums, t);
 }
 /// Cycles of waves of tiles.
 inline double sm90_waves(double rounds, double product, double epilogue, const GemmTile& t) {
@@ -236,15 +267,15 @@ inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTi
   const double works = r.batch * clusters_m * clusters_n * splits;
   const double rounds = whole(works, std::max(1.0, std::floor(chip.sm_count / cluster)));
   if (splits > 1 && works > 2 * splits * chip.sm_count / cluster) return kNever;  // whole tiles already fill the chip
-  const double product = whole(whole(r.k, 64), splits) * sm90_step(t, rate);
+  const double busy = std::min(1.0, works * cluster / chip.sm_count);
+  const double product = whole(whole(r.k, 64), splits) * sm90_step(r, t, rate, busy, swap);
 
   const Sm90Finish finish = sm90_finish(r, t, swap);
   const double sums = finish >= Sm90Finish::kTma  // only these skip columns out of bounds
                           ? std::min<double>(t.m, m) * std::min(tile_columns, columns) * (halved ? 2 : 1)
                           : t.m * t.n;
-  const double epilogue = rate.turn + (finish == Sm90Finish::kPlain ? 0 : kOperand) +
-                          sm90_between(sm90_epilogue(r, finish, t), sums, t) +
-                          (r.chained ? kOperand + t.m * t.n * 4.0 / rate.l2 : 0);
+  const double epilogue =
+      sm90_finish_cycles(r, finish, sums, t, rate) + (r.chained ? kOperand + t.m * t.n * 4.0 / rate.l2 : 0);
   double outside = rate.start;
   // Parts are written to memory, and the last to arrive reads them.
   if (splits > 1) outside += rounds * (2 * rate.start + t.m * t.n * 4.0 * (splits + 1) / rate.l2);
@@ -254,12 +285,45 @@ inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTi
                       memory_time(r, rate, swap ? clusters_n : clusters_m, swap ? clusters_m : clusters_n));
 }
 
+/// Microseconds of gemm_sm90_grouped for groups of these numbers of rows, of which `r` tells n and k. Tiles go to the
+/// SMs in turn, and a group's last one may be half a tile. Every group's matrix is read.
+inline double grouped_sm90_time(const GemmRequest& r, const GemmChip& chip, const std::vector<int>& sizes) {
+  constexpr int kRows = kGemmSm90GroupTile;
+  const GemmRates& rate = chip.rates;
+  const auto finish = [&](const GemmTile& t) {
+    return sm90_finish_cycles(r, sm90_finish(r, t, false), t.m * t.n, t, rate);
+  };
+  const auto cycles = [&](const GemmTile& t) {
+    return sm90_waves(1, whole(r.k, 64) * sm90_step(t, rate), finish(t), t) - finish(t);
+  };
+  const GemmTile tile{kRows, kRows, 1, 1, 2, true}, half{kRows / 2, kRows, 1, 1, 2, true};
+  const double of_tile = cycles(tile), of_half = cycles(half);
+  const int line_length = static_cast<int>(whole(halves_columns(r) ? r.n / 2 : r.n, halves_columns(r) ? 64 : kRows));
+  std::vector<double> busy(static_cast<size_t>(chip.sm_count));
+  double memory = 0, multiply_adds = 0;
+  size_t next = 0;
+  for (const int size : sizes) {
+    GemmRequest group = r;
+    group.m = static_cast<int>(whole(size, 64)) * 64;  // loaded and multiplied
+    const int lines = static_cast<int>(whole(size, kRows));
+    if (lines > 0) memory += memory_time(group, rate, 1, line_length);
+    multiply_adds += multiply_adds_of(group);
+    for (int i = 0; i < lines * line_length; i++) {
+      const bool is_half = place_in_group(i, lines, line_length).line == lines - 1 && group.m % kRows != 0;
+      busy[next++ % busy.size()] += is_half ? of_half : of_tile;
+    }
+  }
+  const double product = *std::max_element(busy.begin(), busy.end()) + finish(tile);
+  return rate.start / rate.clock + side_by_side(under_power(product / rate.clock, multiply_adds, rate), memory);
+}
+
 /// Microseconds of a symmetric product with a tile of gemm_sm90: a consumer's warp stores its sums twice.
 inline double symmetric_sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTile& t) {
   constexpr Sm90Epilogue kStore{{100, 3.0}, {500, 4.0}};
   const GemmRates& rate = chip.rates;
-  const double rounds = whole(r.batch * static_cast<double>(gemm_sm90_triangle_tiles(t, r.n)), chip.sm_count);
-  const double product = whole(r.k, 64) * sm90_step(t, rate);
+  const double works = r.batch * static_cast<double>(gemm_sm90_triangle_tiles(t, r.n));
+  const double rounds = whole(works, chip.sm_count);
+  const double product = whole(r.k, 64) * sm90_step(r, t, rate, std::min(1.0, works / chip.sm_count));
   const double epilogue = rate.turn + (r.side_bytes ? 4 * kOperand : 0) + sm90_between(kStore, t.m * t.n, t);
   const double cycles = sm90_waves(rounds, product, epilogue, t);
   const double computed = r.batch * (r.n + std::min<double>(t.m, r.n)) / 2 * r.n * r.k;  // below the strips' right ends

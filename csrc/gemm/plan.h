@@ -8,6 +8,7 @@
 
 #include "device/memo.h"
 #include "gemm/cost.h"
+#include "gemm/sm90/repack.h"
 
 namespace ak {
 
@@ -65,7 +66,7 @@ inline bool sm90_takes(const GemmRequest& r, const GemmTile& t, bool swap) {
   return !halves_columns(r) || (t.n % 128 == 0 && !(n_major_b && r.n % 16 != 0));
 }
 
-/// Of a symmetric product K is not split. Its bits are those of any tile, so the tile may suit the batch.
+/// K of a symmetric product is not split. Its bits are those of any tile, so the tile may suit the batch.
 inline GemmPlan plan_symmetric(const GemmRequest& r, const GemmChip& chip) {
   GemmPlan best;
   if (chip.sm90 && chip.capability == 90) {
@@ -204,6 +205,13 @@ inline GemmKey key_of(const GemmProblem& q) {
           .column_sums = e.column_sums != nullptr};
 }
 
+/// Sets where gemm_sm90 finds the rows of A and B: at multiples of so many bytes, or in copies.
+inline void set_rows(GemmRequest& r, uint64_t a, uint64_t b) {
+  const int of_a = r.m_major_a ? r.m : r.k, of_b = r.n_major_b ? r.n : r.k;
+  r.rows_a = gemm_rows(of_a, r.tma_a ? a : 2 * gemm_repack_pitch(of_a));
+  r.rows_b = gemm_rows(of_b, r.tma_b ? b : 2 * gemm_repack_pitch(of_b));
+}
+
 /// plan_gemm's request for a problem.
 inline GemmRequest request_of(const GemmProblem& q) {
   const GemmEpilogue& e = q.epilogue;
@@ -218,6 +226,7 @@ inline GemmRequest request_of(const GemmProblem& q) {
   r.m_major_a = q.m_major_a, r.n_major_b = q.n_major_b;
   r.tma_a = a % 16 == 0, r.tma_b = b % 16 == 0;
   r.odd_operands = (a | b) % 4 != 0;
+  set_rows(r, a, b);
   if (!r.tma_operands()) r.phases = gemm_phases(q);
   r.tma_output = gemm_sm90_tma_writes(q);
   r.row_output = gemm_sm90_has_rows(q);

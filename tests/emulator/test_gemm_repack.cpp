@@ -23,7 +23,7 @@ struct Layout {
 
   int64_t size() const { return first + (planes - 1) * plane + (lines - 1) * ld + length; }
   int64_t at(int z, int line, int x) const { return first + z * plane + line * ld + x; }
-  int64_t pitch() const { return (length + 7) / 8 * 8; }
+  int64_t pitch() const { return length < 512 ? (length + 7) / 8 * 8 : (length + 63) / 64 * 64; }
 };
 
 uint16_t value(int64_t i) { return static_cast<uint16_t>(i * 40503 + 1); }
@@ -95,6 +95,7 @@ void copies(Cases& cases) {
   for (int length = 1; length <= 18; length++) {
     check("every length", {4, length, 2 * (length / 2) + 1}, {4, 7, 9});
   }
+  check("long lines start at lines of L2", {3, 511, 511}, {3, 513, 515});
   check("matrices in turn", {5, 13, 13, 3, 65}, {5, 11, 15, 3, 76}, 3);
   check("one matrix for the batch", {5, 13, 13, 3, 65}, {5, 11, 11}, 3);
   check("matrices at odd distances", {5, 16, 16, 2, 81}, {5, 24, 24, 2, 120}, 2);

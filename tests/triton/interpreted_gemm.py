@@ -108,6 +108,16 @@ def test_unaligned_operands_are_copied_for_tma(layouts, monkeypatch):
     assert all(stride % 8 == 0 for box in described for stride in box.strides[:-1])
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_long_lines_of_copies_start_at_lines_of_l2(transposed):
+    for width, pitch in ((511, 512), (513, 576), (41, 48)):
+        x = torch.randn(1, 3, width, dtype=torch.float32).half()
+        copy = host._for_tma(x.mT if transposed else x, 5)
+        copy = copy.mT if transposed else copy
+        assert torch.equal(copy, x)
+        assert copy.stride() == (3 * pitch, pitch, 1)
+
+
 @pytest.mark.parametrize("layout", ["row", "column"])
 @pytest.mark.parametrize("n", [24, 20])
 def test_gates_and_values_through_tma(layout, n, monkeypatch):

@@ -150,6 +150,26 @@ def test_the_instances_are_few():
     assert 2 * sum(n * (1 if t["n"] % 64 else 2) for n, t in zip(layouts, TILES, strict=True)) <= 300
 
 
+def test_groups_of_rows():
+    tile = {"m": 128, "n": 128, "cluster_m": 1, "cluster_n": 1, "consumers": 2, "pingpong": True}
+    steady = {"power": 1e12, "dram": 1e12}
+
+    def grouped(sizes: list[int], **rates: float) -> float:
+        return _host.gemm_sm90_grouped_microseconds(sizes, 1024, 4096, **rates)
+
+    # Whole tiles cost those of one product. One row more costs half a tile of 64: three quarters of the loads.
+    whole = _host.gemm_sm90_microseconds(tile, 1, False, 33 * 1024, 1024, 4096, **steady)
+    assert grouped([1024] * 33, **steady) == pytest.approx(whole)
+    assert grouped([0, *[1024] * 33, 0], **steady) == pytest.approx(whole)
+    few, half, full = (grouped([size] * 33 * 8, **steady) for size in (1, 64, 65))
+    assert few == half
+    assert 0.75 < half / full < 0.8
+    # Every group's matrix is read, also if the arithmetic is the same.
+    slow = {"power": 1e12, "dram": 1e5}
+    read = grouped([128] * 264, **slow) - grouped([1024] * 33, **slow)
+    assert read == pytest.approx(231 * 2 * 1024 * 4096 / 1e5, rel=0.02)
+
+
 def test_an_epilogue_costs_its_instructions_where_nothing_hides_it():
     shape = (32768, 3072, 768)
     cooperative, pingpong = (
@@ -166,6 +186,33 @@ def test_an_epilogue_costs_its_instructions_where_nothing_hides_it():
 
     assert extra(cooperative, 768) == pytest.approx(extra(cooperative, 4096), rel=0.02)
     assert extra(pingpong, 4096) < 0.1 * extra(cooperative, 4096)
+
+
+def test_rows_across_lines_of_l2_cost_what_was_measured():
+    """Rows of 8,208 bytes instead of 8,192, in the tile that the H200 took for both: 285 us and 200."""
+    whole, across = Shape(4096, 4096, 4096, "NT"), Shape(4096, 4096, 4096, "NT", pitch=8)
+    tile = NAMES["128x128 1x2 pingpong"]
+    us = {s: _host.gemm_sm90_microseconds(tile, 1, False, s.m, s.n, s.k, **s.request) for s in (whole, across)}
+    for shape, predicted in us.items():
+        assert "128x128 cluster 1x2" in product(shape)["plan"]
+        assert predicted == pytest.approx(product_us(shape), rel=0.06)
+    assert us[across] > 1.3 * us[whole]
+    assert choice(plan(across, CHIP)).tile == "128x256 2x1"
+
+
+@pytest.mark.parametrize(("name", "costly"), [("128x128 1x2 pingpong", "ld_b"), ("192x128 2x1", "ld_a")])
+def test_an_sm_pays_for_the_rows_that_it_loads_itself(name, costly):
+    """The blocks of a cluster share those of A along n, and those of B along m."""
+    apart = {"ld_a": 4104, "ld_b": 4104}
+
+    def microseconds(lies: dict) -> float:
+        lies = {"ld_a": 4096, "ld_b": 4096, "power": 1e12} | lies
+        return _host.gemm_sm90_microseconds(NAMES[name], 1, False, 4096, 4096, 4096, **lies)
+
+    whole, both = microseconds({}), microseconds(apart)
+    cheap = next(of for of in apart if of != costly)
+    assert whole <= microseconds({cheap: 4104}) < microseconds({costly: 4104}) < both
+    assert microseconds({"tma_a": False, "tma_b": False} | apart) == whole  # copies start at lines
 
 
 def test_unaligned_products_beat_cublas():

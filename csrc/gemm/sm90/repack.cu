@@ -1,4 +1,5 @@
-// gemm_repack: copies operands of a product so that each of their lines begins at a multiple of 16 bytes.
+// gemm_repack: copies operands of a product so that each of their lines begins at a multiple of 16 bytes, long ones at
+// one of 128.
 //
 // Work: 2 bytes per element, read once and written once: bound by memory. Plan: one launch for both operands. A thread
 // writes 16 bytes of a line at a time, from the four or five aligned words that hold them (the overlap with its
@@ -107,7 +108,7 @@ struct Lines {
     length = along_k ? q.k : other;
   }
   bool fits() const { return gemm_sm90_reads(data, ld, plane); }
-  int64_t pitch() const { return (length + kInChunk - 1) / kInChunk * kInChunk; }
+  int64_t pitch() const { return gemm_repack_pitch(length); }
   int64_t size() const { return planes * lines * pitch(); }  // elements of the copy
 };
 

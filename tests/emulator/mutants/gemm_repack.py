@@ -5,6 +5,7 @@ from . import Mutant
 TEST = "test_gemm_repack"
 KERNEL = "gemm/sm90/repack.cu"
 HOST = "gemm/sm90/gemm.h"
+PITCH = "gemm/sm90/repack.h"
 
 MUTANTS = [
     # ---- a chunk
@@ -30,7 +31,8 @@ MUTANTS = [
     Mutant(KERNEL, "plane == 0 ? 1 : q.batch", "q.batch", "a shared matrix is copied once a product"),
     Mutant(KERNEL, "lines = along_k ? other : q.k;", "lines = other;", "lines of m or n are counted as those of k"),
     Mutant(KERNEL, "of_b ? !q.n_major_b : !q.m_major_a", "!q.m_major_a", "B is taken to lie as A does"),
-    Mutant(KERNEL, "(length + kInChunk - 1) / kInChunk * kInChunk", "length", "the lines of the copy follow each other"),
+    Mutant(PITCH, "(static_cast<int64_t>(length) + unit - 1) / unit * unit", "length", "the lines of the copy follow each other"),
+    Mutant(PITCH, "length >= 512 ? 64 : 8", "8", "long lines lie across lines of L2"),
     Mutant(KERNEL, "lines.planes == 1 ? 0 : lines.lines * lines.pitch()", "lines.lines * lines.pitch()", "a shared matrix is looked for in a place for each product"),
     Mutant(KERNEL, "next += lines.size();", "", "both copies go to one place"),
     Mutant(KERNEL, "copy.plane = lines.plane;", "copy.plane = lines.lines * lines.ld;", "matrices are taken to follow each other"),
