@@ -67,15 +67,16 @@ AK_HD float block8_scale(uint32_t exponent) {
 
 inline constexpr uint32_t kBlock8Upper = 0x40000000;  // the bits of 2, and one that no smaller number has
 
-// For values of the binades that are scaled to 2 and above: bits whose numbers 20 to 27 are the code of |x|, without its
-// sign, less 8, in a block with this exponent byte. The lower bits are the fraction that is cut off.
+// For values of the binades that are scaled to 2 and above: bits whose numbers 20 to 27 are the code of |x|, without
+// its sign, less 8, in a block with this exponent byte. The lower bits are the fraction that is cut off.
 template <class Code>
 AK_HD uint32_t block8_upper(float x, uint32_t exponent) {
   return bits_of(abs(x) * block8_scale<Code>(exponent));
 }
 
-// For all values: the code itself. In the upper binades it is that of twice the value; below, of the value plus 2, which
-// makes it a fixed-point number. The larger of the two is the one that counts. The fp32 code of 2 has zeros there.
+// For all values: the code itself. In the upper binades it is that of twice the value; below, of the value plus 2,
+// which makes it a fixed-point number. The larger of the two is the one that counts. The fp32 code of 2 has zeros
+// there.
 template <class Code>
 AK_HD uint32_t block8_wide(float x, uint32_t exponent) {
   const float scale = block8_scale<Code>(exponent);

@@ -72,8 +72,8 @@ AK_HD double power(double base, uint32_t exponent) {
 }
 
 // x / c, correctly rounded, for x >= 0 and a c whose rounded reciprocal is known: without a division, its checks and
-// branches. The first quotient, with what the reciprocal is short of 1 / c, is off by little more than half a unit, so a
-// correction rounds it correctly (Markstein, "Computation of elementary functions on the IBM RISC System/6000
+// branches. The first quotient, with what the reciprocal is short of 1 / c, is off by little more than half a unit, so
+// a correction rounds it correctly (Markstein, "Computation of elementary functions on the IBM RISC System/6000
 // processor", 1990). Neither x / c nor what is left of x may underflow: roots of fp32 numbers are above 2^-75, and 1 >=
 // c > 2^-40.
 AK_HD float divide_number(float x, float c, float reciprocal) {
@@ -88,7 +88,8 @@ AK_HD float divide(float x, float c, float reciprocal) {
   return x < float_of(0x7f800000u) ? quotient : x;
 }
 
-// Roots and quotients in the formula of a rule that has a plain form; NormalNumbers (update/normal_numbers.cuh) in that.
+// Roots and quotients in the formula of a rule that has a plain form; NormalNumbers (update/normal_numbers.cuh) in
+// that.
 struct AllNumbers {
   static AK_HD float sqrt(float x) { return ak::sqrt(x); }
   static AK_HD float div(float a, float b) { return ak::div(a, b); }

@@ -55,9 +55,9 @@ struct UpdateArgs8 : UpdateArgs<Rule, true, N> {
 /// A thread's share of a span: one element; eight; or eight of a plain step (is_plain).
 enum class Share { kOne, kEight, kPlain };
 
-/// Calls f<Share>(i, inside) for this thread's share of a span, with all lanes of a warp: elements i .. i + 7 of aligned
-/// operands by warps of 256, as plain ones if the step is plain. Where a call returns false the next kind follows, and
-/// the others come one by one. `inside` is false where there is no element.
+/// Calls f<Share>(i, inside) for this thread's share of a span, with all lanes of a warp: elements i .. i + 7 of
+/// aligned operands by warps of 256, as plain ones if the step is plain. Where a call returns false the next kind
+/// follows, and the others come one by one. `inside` is false where there is no element.
 template <int kThreads, bool kPlain = false, class F>
 AK_DEVICE void for_each_share8(const TensorSpan& span, bool aligned, bool plain, F f) {
   constexpr int kWarp = 8 * kWarpThreads;
@@ -101,8 +101,7 @@ struct Share8 {
   /// True if decode_moments is right: one by one always.
   AK_DEVICE bool is_small() const {
     bool small = true;
-    for_each_moment<kThere>(
-        [&]<int m>() { small &= V == 1 || block8_is_small<CodeOf<Rule, m>>(raw[m].exponent); });
+    for_each_moment<kThere>([&]<int m>() { small &= V == 1 || block8_is_small<CodeOf<Rule, m>>(raw[m].exponent); });
     return small;
   }
 
@@ -216,12 +215,10 @@ update8_kernel(AK_PARAM(UpdateArgs8<Rule, kTensors>) args, AK_PARAM(StepDecision
       constexpr bool kPlain = kHasPlain<Rule> && !kOptional;
       bool plain = false;
       if constexpr (kPlain) plain = is_plain(row, t);
-      for_each_share8<kThreads, kPlain>(
-          span, args.aligned[tensor], plain, [&]<Share kShare>(int64_t i, bool inside) {
-            const int at = kOptional ? opaque(tensor) : tensor;  // so many moments leave no registers for addresses
-            return update_elements8<Rule, kOptional, kShare>(args.operands(at), args.kind[tensor], row, seed, i,
-                                                             inside);
-          });
+      for_each_share8<kThreads, kPlain>(span, args.aligned[tensor], plain, [&]<Share kShare>(int64_t i, bool inside) {
+        const int at = kOptional ? opaque(tensor) : tensor;  // so many moments leave no registers for addresses
+        return update_elements8<Rule, kOptional, kShare>(args.operands(at), args.kind[tensor], row, seed, i, inside);
+      });
     };
     if constexpr (Rule::kMoments > Rule::kRequiredMoments) {
       if (t.moments[Rule::kRequiredMoments] != nullptr) {

@@ -204,7 +204,15 @@ class Thread:
         result = None
         if a is not None and b is not None:
             name = x.modifiers[0].removesuffix("U") if x.modifiers[0] not in ("EQ", "NE") else x.modifiers[0]
-            result = {"EQ": a == b, "NE": a != b, "GE": a >= b, "GT": a > b, "LT": a < b, "LE": a <= b, "NAN": a != a or b != b}.get(name)
+            result = {
+                "EQ": a == b,
+                "NE": a != b,
+                "GE": a >= b,
+                "GT": a > b,
+                "LT": a < b,
+                "LE": a <= b,
+                "NAN": a != a or b != b,
+            }.get(name)
         self.set(x.operands[0], both(result, self.predicate(x.operands[4])))
 
     def floats(self, x, function):
