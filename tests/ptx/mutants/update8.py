@@ -17,7 +17,7 @@ MUTANTS = [
     Mutant("codes of the lower binades are left out", r"fma\.rz\.f32 (%f\d+), (%f\d+), (%f\d+), (%f\d+);", r"mov.f32 \1, \4;"),
     Mutant("two codes exchanged", r"mov\.u32 (%r\d+), 115;", r"mov.u32 \1, 55;"),
     Mutant("fours of codes exchanged", r"(st\.global\.cs\.v2\.u32 \[%rd\d+\], \{)(%r\d+), ?(%r\d+)", r"\1\3, \2"),
-    Mutant("signs of codes are dropped", r"and\.b32 (%r\d+, %r\d+), -2139062144;", r"and.b32 \1, 0;"),
+    Mutant("signs of codes are dropped", r"selp\.b32 (%r\d+), (0, -2139062144|-2139062144, 0),", r"selp.b32 \1, 0, 0,"),
     Mutant("a sign that is not extended", r"shr\.s32 (%r\d+, %r\d+), 4;", r"shr.u32 \1, 4;"),
     Mutant("half the value of a moment", r"0f77800000", "0f77000000"),
     Mutant("the remainder's sign is dropped", r"shr\.s32 (%r\d+, %r\d+), (16|24);", r"shr.u32 \1, \2;"),
