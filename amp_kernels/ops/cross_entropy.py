@@ -82,8 +82,8 @@ def once(op: str) -> None:
 
 
 def scaled(factor: Tensor, *gradients: tuple[Tensor | None, torch.dtype]) -> list[Tensor | None]:
-    """Each gradient times ``factor`` in fp32, rounded once to its dtype. Where nobody can ask for it again it is in place, and
-    not so much as read where the factor is 1, as it is of ``loss.backward()``: the device looks, not the host."""
+    """Each gradient times ``factor`` in fp32, rounded once to its dtype. If nobody can ask for it again it is in place, and
+    not even read if the factor is 1, as in ``loss.backward()``: the device looks, not the host."""
     factor = factor.float()
     eager = autocast.eager(factor, *(gradient for gradient, _ in gradients if gradient is not None))
     keep = eager and torch._C._autograd._get_current_graph_task_keep_graph()

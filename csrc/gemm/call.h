@@ -41,6 +41,14 @@ struct GemmEpilogue {
 /// Upper bound of m, n, k and batch: kernels round up to whole tiles.
 inline constexpr int64_t kMostGemmSize = INT32_MAX - 1023;
 
+/// A matrix that continues A along the dimension in which A is contiguous: from column `begin` on, or if m_major_a from
+/// row `begin` on. Absent if `begin` is behind A's end.
+struct GemmSegment {
+  const void* data = nullptr;
+  int begin = INT32_MAX;  ///< a multiple of 64
+  int64_t ld = 0;
+};
+
 /// A is m x k and B is k x n, `batch` of each. C is m x n. Swiglu: B's columns are gate, then up, and C has n / 2
 /// columns. Backward of swiglu: C has 2 n columns, the gradients of gate, then of up. Strides are in elements.
 struct GemmProblem {
@@ -63,6 +71,7 @@ struct GemmProblem {
   int batch = 1;
   int64_t batch_stride_a = 0, batch_stride_b = 0;
   GemmEpilogue epilogue;
+  GemmSegment more_a[2];  ///< in the order of `begin`; gemm_sm90 alone reads them
 };
 
 /// A product for each group of rows of A and C, or of terms. A group's range ends before `offs[group]`, an end in
@@ -103,6 +112,9 @@ inline bool is_plain(const GemmEpilogue& e) {
   return e.alpha == 1.0f && e.diagonal == 0.0f && e.activation == Activation::none && !e.bias.data &&
          !e.residual.data && !e.z.data && !e.preact.data && !e.column_sums;
 }
+
+/// True if A is more than one matrix.
+inline bool is_segmented(const GemmProblem& q) { return q.more_a[0].data != nullptr; }
 
 /// True if the sum over k starts from C.
 inline bool is_chained(const GemmProblem& q) { return q.accumulate && q.batch_invariant && q.epilogue.alpha == 1.0f; }

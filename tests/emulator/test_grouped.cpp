@@ -214,7 +214,7 @@ void random_products(Cases& cases, int count) {
 }  // namespace ak::test
 
 int main(int argc, char** argv) {
-  ak::test::Cases cases("grouped", ak::test::Seeds(argc, argv, 1));
+  ak::test::Cases cases("grouped", ak::test::Seeds(argc, argv, 1, 2));
   ak::test::partitions(cases);
   ak::test::hostile(cases);
   ak::test::sums(cases);

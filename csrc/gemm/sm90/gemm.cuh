@@ -19,6 +19,8 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
+#include <iterator>
 #include <utility>
 
 #include "device/block.cuh"
@@ -139,7 +141,7 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
     if (lane_index() != 0) {
       // one thread of each warp works
     } else if (warp == 0) {
-      produce<kMajorA, kMajorB, Tile>(p, &map_a, &map_b, args);
+      produce<kMajorA, kMajorB, Tile>(p, {&map_a, &map_z, &map_aux}, &map_b, args);
     } else if (warp <= Tile::kConsumers) {
       run_scheduler_warp(p, &map_c, &map_aux, args);
     }
@@ -304,6 +306,23 @@ Status operand_map(TensorMap* to, const GemmProblem& q, Major major, const void*
   return make_tensor_map(to, spec);
 }
 
+/// Maps of the matrices of A, each clipped at its own end.
+template <class T>
+Status maps_of_a(std::initializer_list<TensorMap*> to, const GemmProblem& q, Major major, int box_rows) {
+  GemmSegment part{q.a, 0, q.ld_a};
+  const GemmSegment* next = q.more_a;
+  for (TensorMap* map : to) {
+    const bool last = next == std::end(q.more_a) || !next->data;
+    GemmProblem alone = q;
+    int& length = major == Major::kK ? alone.k : alone.m;
+    length = (last ? length : next->begin) - part.begin;
+    const Status status = operand_map<T>(map, alone, major, part.data, alone.m, part.ld, q.batch_stride_a, box_rows);
+    if (last || !status.ok()) return status;
+    part = *next++;
+  }
+  return {};
+}
+
 /// Makes the tensor maps and launches. kFloat: C is fp32.
 template <class T, Major kMajorA, Major kMajorB, bool kFloat, class Tile>
 Status launch_gemm(const GemmProblem& q, int splits, const GemmScratch& scratch, Stream stream) {
@@ -315,8 +334,7 @@ Status launch_gemm(const GemmProblem& q, int splits, const GemmScratch& scratch,
   if (!Tile::kTakesEpilogue && args.path.fused != FusedEpilogue::kNone)
     return {1, "gemm_sm90: this tile takes a bias or alpha, no other epilogue, and a C with rows"};
   TensorMap map_a, map_b, map_c{}, map_z{}, map_aux{};
-  Status status =
-      operand_map<T>(&map_a, q, kMajorA, q.a, q.m, q.ld_a, q.batch_stride_a, Tile::kBlockM / Tile::kClusterN);
+  Status status = maps_of_a<T>({&map_a, &map_z, &map_aux}, q, kMajorA, Tile::kBlockM / Tile::kClusterN);
   if (!status.ok()) return {status.code, kGemmSm90HasNoMap};
   status = operand_map<T>(&map_b, q, kMajorB, q.b, q.n, q.ld_b, q.batch_stride_b,
                           Tile::kBlockN / (halved ? 2 : Tile::kClusterM));

@@ -29,7 +29,7 @@ MUTANTS = [
     Mutant(PRODUCER, "ragged_line(k, end), kRaggedLines, end);", "ragged_line(k, end + 64), kRaggedLines, end + 64);", "terms of the next group are multiplied"),
     Mutant(PRODUCER, "load_terms<kRowsB>(b, map_b, full, work.n, work.begin + k, work.end);", "load_terms<kRowsB>(b, map_b, full, work.n, work.begin + k, work.end + 64);",
            "only one operand is clipped: 0 x NaN"),
-    Mutant(PRODUCER, "load_terms<kRowsA>(a, map_a, full, work.m, work.begin + k, work.end);", "load_terms<kRowsA>(a, map_a, full, work.m, k, work.end);", "A begins at the first term of all"),
+    Mutant(PRODUCER, "load_terms<kRowsA>(a, maps_a.first, full, work.m, work.begin + k, work.end);", "load_terms<kRowsA>(a, maps_a.first, full, work.m, k, work.end);", "A begins at the first term of all"),
     Mutant(PRODUCER, "Tile::kTermGroups ? blocks(end_ - begin_, kBlockK)", "Tile::kTermGroups ? (end_ - begin_) / kBlockK", "the last terms are left out"),
     # ---- tiles without terms
     Mutant(TILE, "kEndMark = kGrouping == Grouping::kNone ? 0 : -1;", "kEndMark = 0;", "a tile without steps is the end mark"),
