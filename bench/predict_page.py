@@ -87,7 +87,8 @@ The model does not cover:
 - **Training steps**: each family of torch's kernels has one rate, fitted to three measured steps. This package's norms have the rates of
   the run above, at 768 columns. Its loss and embedding gradients have their target, 80 % of a copy (the loss reached 72 %). "converted" is
   `ak.convert` with `ak.linear_cross_entropy` and `ak.optim.AdamW(shadow_dtype=torch.bfloat16)`{shadows}.
-  "fused norms" also uses `norm(branch, residual=stream)`, priced at the rate of the norms alone.
+  "fused norms" also uses `norm(branch, residual=stream)`, priced at the rate of the norms alone, and `ak.linear(split=)`; the measured
+  step concatenated the gradients of attention.
   "compiled" is `torch.compile(ak.convert(model))` by the rule of torch.compile's column: everything between products, attention and the
   update reads and writes each value once.
 - **Other GPUs**: an H100 differs only in memory bandwidth; an A100 in clock, Tensor Cores and memory, at the H200's shares of their data
