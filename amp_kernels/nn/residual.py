@@ -167,7 +167,7 @@ class Submodule:
 
 def is_norm(module: torch.nn.Module) -> bool:
     kind = own_class(module)
-    return kind in (LayerNorm, RMSNorm) or (kind.forward is copied_norm.forward and base_of(kind) is not None)
+    return kind in (LayerNorm, RMSNorm) or (base_of(kind) is not None and kind.forward is copied_norm.forward)
 
 
 def is_list(module: torch.nn.Module | None) -> bool:

@@ -143,9 +143,9 @@ def _results(module: torch.nn.Module) -> int | None:
     """How many results ``module`` returns, if that is known."""
     if isinstance(module, _PAIRS):
         return 2
-    kind = _kind(module)
-    known = is_norm(module) or isinstance(module, torch.nn.Linear) or kind.forward.__module__.startswith("torch.nn.")
-    return 1 if known else None
+    function = getattr(_kind(module), "forward", None)  # a scripted module's class has none
+    known = is_norm(module) or isinstance(module, torch.nn.Linear)
+    return 1 if known or getattr(function, "__module__", "").startswith("torch.nn.") else None
 
 
 class _Part(torch.nn.Module):

@@ -101,6 +101,12 @@ class Shared(GPT):
         return x + self.dropout(self.mlp(self.ln_2(x)))
 
 
+class Scripted(GPT):
+    def __init__(self):
+        super().__init__()
+        self.mlp = torch.jit.script(self.mlp)
+
+
 class PreNorm(nn.Module):
     def __init__(self, function):
         super().__init__()
@@ -183,6 +189,7 @@ MODELS = {
     "parallel": (lambda: Stack(Parallel, 2, nn.LayerNorm(WIDTH)), 2),
     "reversed": (lambda: Stack(Reversed, 2, nn.LayerNorm(WIDTH)), 4),
     "shared": (lambda: Stack(Shared, 2, nn.LayerNorm(WIDTH)), 4),
+    "scripted": (lambda: Stack(Scripted, 2, nn.LayerNorm(WIDTH)), 4),
     "looping": (Looping, 2),
     "benchmark": (lambda: Stack(lambda: Block(WIDTH, 2, 0.1), 2, nn.LayerNorm(WIDTH)), 4),
     "nested": (Nested, 4),
