@@ -101,6 +101,33 @@ class Shared(GPT):
         return x + self.dropout(self.mlp(self.ln_2(x)))
 
 
+class Scripted(GPT):
+    def __init__(self):
+        super().__init__()
+        self.mlp = torch.jit.script(self.mlp)
+
+
+class AddNorm(nn.Module):
+    """Adds what it gets."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x, y):
+        return self.norm(x + y)
+
+
+class PostNorm(GPT):
+    def __init__(self):
+        super().__init__()
+        self.add_1, self.add_2 = AddNorm(), AddNorm()
+
+    def forward(self, x):
+        x = self.add_1(x, y=self.attn(x)[0])
+        return self.add_2(x, self.mlp(x))
+
+
 class PreNorm(nn.Module):
     def __init__(self, function):
         super().__init__()
@@ -183,6 +210,8 @@ MODELS = {
     "parallel": (lambda: Stack(Parallel, 2, nn.LayerNorm(WIDTH)), 2),
     "reversed": (lambda: Stack(Reversed, 2, nn.LayerNorm(WIDTH)), 4),
     "shared": (lambda: Stack(Shared, 2, nn.LayerNorm(WIDTH)), 4),
+    "scripted": (lambda: Stack(Scripted, 2, nn.LayerNorm(WIDTH)), 4),
+    "post-norm": (lambda: Stack(PostNorm, 2), 4),
     "looping": (Looping, 2),
     "benchmark": (lambda: Stack(lambda: Block(WIDTH, 2, 0.1), 2, nn.LayerNorm(WIDTH)), 4),
     "nested": (Nested, 4),
@@ -238,6 +267,24 @@ def test_the_probe_depends_on_no_context(context):
     with context():
         ak.convert(model, fuse_residuals=True)
     assert is_fused(model)
+
+
+def test_a_compiled_function_in_a_block(fused):
+    torch._dynamo.reset()
+    doubled = torch.compile(lambda x: x * 2 + torch.relu(x), backend="aot_eager")
+
+    class Compiled(GPT):
+        def forward(self, x):
+            x = x + doubled(self.attn(self.ln_1(x))[0])
+            return x + self.mlp(self.ln_2(x))
+
+    plain, ours = pair(Compiled())
+    x = inputs(GPT)
+    fused()
+    got = results(ours, x, False)
+    assert fused() == 1
+    for one, other in zip(got, results(plain, x, False), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 class Switched(GPT):
