@@ -52,17 +52,20 @@ def build(
     graph: bool = False,
     fused_norms: bool = False,
     fused_loss: bool = True,
+    fuse_residuals: bool = False,
     kernels: Callable[[GPT2], None] = lambda model: None,
     **of_trainer,
 ) -> Step:
-    """The step of this trainer: its forward compiled, all of it as one CUDA graph, the model's additions in its norms, its head in
-    the loss (only this package's); `kernels` puts another library's modules into the model."""
+    """The step of this trainer: its forward compiled, all of it as one CUDA graph, the model's additions in its norms by an edit or
+    by the conversion, its head in the loss (only this package's); `kernels` puts another library's modules into the model."""
     device = data[0].device
     if has_shadows(provider, compiled):
         of_trainer["shadow_dtype"] = dtype
     trainer = TRAINERS[provider](model, device, LR, dtype == torch.float16, GROWTH_INTERVAL, **of_trainer)
     trainer.model.fused_loss = fused_loss and provider == OURS
     trainer.model.fused_norms = fused_norms
+    if fuse_residuals:
+        ak.convert(trainer.model, fuse_residuals=True)
     kernels(trainer.model)
     forward = torch.compile(trainer.model) if compiled else trainer.model
 
@@ -89,6 +92,7 @@ PROVIDERS = {
     "amp_kernels three lines": {"provider": OURS, "fused_loss": False},
     "amp_kernels": {"provider": OURS},
     "amp_kernels compile": {"provider": OURS, "compiled": True},
+    "amp_kernels fuse_residuals": {"provider": OURS, "fuse_residuals": True},
     "amp_kernels fused norms": {"provider": OURS, "fused_norms": True},
     "amp_kernels graph": {"provider": OURS, "graph": True},
     "torch Muon": {"provider": "torch", "optimizers": torch_muon},

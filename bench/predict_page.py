@@ -87,7 +87,8 @@ The model does not cover:
 - **Training steps**: each family of torch's kernels has one rate, fitted to three measured steps. This package's norms have the rates of
   the run above, at 768 columns. Its loss and embedding gradients have their target, 80 % of a copy (the loss reached 72 %). "converted" is
   `ak.convert` with `ak.linear_cross_entropy` and `ak.optim.AdamW(shadow_dtype=torch.bfloat16)`{shadows}.
-  "fused norms" also uses `norm(branch, residual=stream)`, priced at the rate of the norms alone.
+  "fuse_residuals" is `ak.convert(model, fuse_residuals=True)`; "fused norms" is an edited forward with `norm(branch, residual=stream)` and
+  `split`. Both are priced at the rate of the norms alone.
   "compiled" is `torch.compile(ak.convert(model))` by the rule of torch.compile's column: everything between products, attention and the
   update reads and writes each value once.
 - **Other GPUs**: an H100 differs only in memory bandwidth; an A100 in clock, Tensor Cores and memory, at the H200's shares of their data
@@ -176,11 +177,11 @@ def missed() -> str:
         f"for the rest, which takes {total - bound:.1f}: "
         f"{ms['element-wise']:.1f} for element-wise kernels, mostly torch additions to the fp32 residual stream and its gradient; "
         f"{ms['norm, loss']:.1f} for norms and loss; {ms['copy, cast']:.1f} for copies, mostly the concatenation of attention's three "
-        "gradients, otherwise casts of the stream's gradient to 16 bits. A conversion does not rewrite a model's forward. \"Fused norms\" "
-        "is for a rewritten forward: `norm(branch, residual=stream)` fuses the preceding addition into the norm, whose backward writes "
-        f"both gradients in their dtypes, and `split` instead of a view leaves one copy of attention's gradients. That takes "
-        f"{fused.total * 1e3:.1f} ms. torch.compile fuses the same without an edit: {found['compiled'].total * 1e3:.1f} ms. "
-        f"Bytes of casts fall by {less('cast_bytes', ours)}, "
+        "gradients, otherwise casts of the stream's gradient to 16 bits. With `fuse_residuals=True` the conversion lets norms make the "
+        "additions in front of them, and their backward writes both gradients in their dtypes: "
+        f"{found['fuse_residuals'].total * 1e3:.1f} ms. In an edited forward, `ak.linear(split=)` also reads attention's gradients where "
+        f"they lie: {fused.total * 1e3:.1f} ms. torch.compile fuses the same without an edit: "
+        f"{found['compiled'].total * 1e3:.1f} ms. Bytes of casts fall by {less('cast_bytes', ours)}, "
         f"with fused norms by {less('cast_bytes', fused)}; bytes of casts and copies by {less('copied_bytes', ours)} and "
         f"{less('copied_bytes', fused)}."
     )

@@ -14,7 +14,7 @@ import torch
 from .._checks.modules import check_module
 from .._checks.types import type_name
 from .._sharding.dtensor import is_dtensor
-from . import activation, conv1d, copied_norm, experts, fused, head_loss, residual, rotary
+from . import activation, conv1d, copied_norm, experts, fused, head_loss, residual, residual_blocks, rotary
 from ._derived import base_of, derived
 from ._wrapped import own_class, wrapped_as
 from .cross_entropy import CrossEntropyLoss
@@ -64,11 +64,13 @@ def convert(
     names. Their tokens are sorted on the device, so no host sync is left.
 
     With ``fuse_residuals`` a norm also makes the addition in front of it: ``norm(residual + branch)`` is one kernel forward and one
-    backward. This covers the blocks of GPT-2, Llama and ViT, BERT's output layers, T5's layers, and others alike. A block is
-    recognised by running its forward on a few numbers; any other stays as it is. The addition at the end of a block is made by the
-    first norm of the next block, except under activation checkpointing, on sharded parameters, and before the last norm of a model.
-    Results have the bits of the separate addition, and gradients too, except that the gradient of a 16-bit residual stream is
-    rounded once less. torch.compile fuses all of these additions by itself, so the option is for eager training.
+    backward. The norm may belong to the module that adds, be the first of a submodule or of the next block, or the last of the model.
+    This covers the blocks of transformers (GPT-2, Llama, BERT, T5, ViT and others), torchvision and timm, torch.nn's Transformer
+    layers, and others alike. A module is recognised by running its forward on a few numbers; any other stays as it is. Its own
+    forward also runs in training. Additions between blocks stay torch's under activation checkpointing, and all do on sharded
+    parameters and in torch.inference_mode. Results have the bits of the separate addition, and gradients too, except that the gradient
+    of a 16-bit residual stream is rounded once less. torch.compile fuses these additions by itself, so the option is for eager
+    training.
 
     With ``fuse_loss`` a causal language model of transformers (GPT2LMHeadModel, LlamaForCausalLM, ...) computes its head and its loss
     by :func:`amp_kernels.linear_cross_entropy` when it is called with ``labels=`` in training mode. The logits of all tokens never
@@ -172,11 +174,15 @@ def _fuse_residuals(
     modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.Module], changes: _Changes
 ) -> None:
     names = {module: name for name, module in modules if module not in skipped}
-    for module, successor in residual.fusible(names):
+    for module, plan in residual_blocks.fusible(names):
         kind = own_class(module)
+        if plan is None:
+            name = names[module] or "the model"
+            logger.debug("convert: %s (%s) keeps its additions: no norm is seen to get one", name, kind.__name__)
+            continue
         if base_of(kind) is None:
             changes.replace(names[module], module, derived(kind, residual.forward))
-        residual.set_successor(module, successor)
+        residual.set_plan(module, plan)
 
 
 def _fuse(
@@ -224,7 +230,7 @@ def revert(model: Model) -> Model:
         if more:
             logger.debug("revert: %s (%s) is left alone: it has %s", name or "the model", kind.__name__, more)
         else:
-            residual.set_successor(module, None)
+            residual.set_plan(module, None)
             module.__class__ = wrapped_as(module, original)
     return model
 

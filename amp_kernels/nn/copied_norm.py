@@ -9,6 +9,7 @@ from .._dispatch import autocast
 from ..ops.norm import rms_norm
 from ._derived import own_forward, shows
 from ._probe import same, standing_in, values
+from .waiting import fetched
 
 
 def looks_like_rms_norm(module: torch.nn.Module) -> bool:
@@ -51,6 +52,8 @@ def mixed(module: torch.nn.Module, x: torch.Tensor) -> bool:
 
 @shows("amp_kernels.rms_norm")
 def forward(self, x: torch.Tensor) -> torch.Tensor:
+    if (y := fetched(self, x)) is not None:
+        return y
     if mixed(self, x):
         return own_forward(self, x)
     return rms_norm(x, self.weight.shape, self.weight, epsilon_of(self))

@@ -27,28 +27,54 @@ from ._probe import same, standing_in, values
 from ._wrapped import own_class
 from .fused import is_untouched
 from .norm import RMSNorm
-from .residual import Branch, plain
+from .residual import plain
 
 NAME = "apply_rotary_pos_emb"
 
 
-class _Normed(Branch):
+class _Normed:
     """Stands for ``norm(x)``, which is computed when somebody asks for it."""
 
     def __init__(self, norm: torch.nn.Module, x: Tensor):
         self.norm, self.x = norm, x
 
+    @functools.cached_property
+    def origin(self) -> Tensor:
+        return self.norm(self.x)
+
+    @classmethod
+    def __torch_function__(cls, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        return function(*_plain(args), **_plain(kwargs or {}))
+
     def __getattr__(self, name: str) -> Any:
-        if name != "tensor":
-            return getattr(self.tensor, name)
-        self.tensor = self.norm(self.x)
-        return self.tensor
+        return getattr(self.origin, name)
+
+    @property
+    def __class__(self):  # for isinstance
+        return torch.Tensor
 
     def transpose(self, dim0: int, dim1: int) -> Any:
         dimensions = self.x.ndim
         if dimensions - 1 in (dim0 % dimensions, dim1 % dimensions):
-            return self.tensor.transpose(dim0, dim1)
+            return self.origin.transpose(dim0, dim1)
         return _Normed(self.norm, self.x.transpose(dim0, dim1))
+
+
+_plain = functools.partial(plain, kind=_Normed)
+
+
+def _operator(name: str) -> Callable:
+    def call(self, *args):
+        return getattr(Tensor, name)(self.origin, *_plain(args))
+
+    return call
+
+
+_COMPARISONS = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__format__"}
+_OWN = {*dir(object), *vars(_Normed), "__torch_dispatch__", "__setstate__"} - _COMPARISONS
+for _name in dir(Tensor):  # operators are looked up in the class, past __getattr__
+    if _name.startswith("__") and _name not in _OWN and callable(getattr(Tensor, _name)):
+        setattr(_Normed, _name, _operator(_name))
 
 
 class _LazyNorm:
@@ -100,10 +126,10 @@ class _Rotary:
 
     def __call__(self, q: Any, k: Any, *args: Any, **kwargs: Any) -> Any:
         norms = _norms(q, k)
-        heads = (q.x, k.x) if norms else (plain(q), plain(k))
+        heads = (q.x, k.x) if norms else (_plain(q), _plain(k))
         if len(args) == 2 and not kwargs and self._takes(*heads, *args):
             return rotary(*heads, *args, interleaved=self.interleaved, **(norms or {}))
-        return self.own(plain(q), plain(k), *args, **kwargs)
+        return self.own(_plain(q), _plain(k), *args, **kwargs)
 
     def _takes(self, q: Any, k: Any, cos: Any, sin: Any) -> bool:
         """True if the result has the dtype that it has without this package, or autocast's."""

@@ -35,6 +35,7 @@ from .._raw.unit_sums import UNIT
 from .._sharding.dtensor import is_dtensor
 from . import _main_grad
 from ._autograd import needs_gradient, under_transform
+from ._linear import gradient_dtype
 from ._products import check_blocks, gemm, gemm_options, working_dtype
 from ._shadows import fresh_shadow, with_shadow
 from ._tensors import cast, reshaped
@@ -50,7 +51,7 @@ from .cross_entropy import (
     row_factors,
     scaled,
 )
-from .linear import check_shadow, gradient_dtype
+from .linear import check_shadow
 
 
 class _Head:
@@ -356,8 +357,7 @@ def linear_cross_entropy(
 
     Raises:
         TypeError: a dtype or layout is not accepted, or a tensor is a DTensor; outside autocast dtypes are not mixed.
-        ValueError: a shape, device or option is not accepted.
-        RuntimeError: a class is out of range (CPU).
+        ValueError: a shape, device or option is not accepted, or a class is out of range (CPU; RuntimeError in a compiled program).
 
     Examples:
         >>> hidden, words = torch.randn(6, 8), torch.zeros(1000, 8, requires_grad=True)

@@ -28,10 +28,11 @@ from .._raw.gemm import gemm_dact_op
 from .._sharding.dtensor import is_dtensor
 from . import _main_grad
 from ._autograd import add_gradient, needs_gradient, under_transform
+from ._linear import bias_gradient, gradient_dtype, weight_gradient
 from ._products import check_blocks, differentiable_product, gemm, gemm_options, product, working_dtype
 from ._shadows import fresh_shadow
 from ._tensors import cast, flat, like
-from .linear import bias_gradient, check_shadow, gradient_dtype, linear, weight_gradient
+from .linear import check_shadow, linear
 
 
 class _Mlp(torch.autograd.Function):

@@ -31,9 +31,9 @@ from .._raw._norm import check_like, check_rate
 from .._sharding.dtensor import by_rows, is_dtensor
 from . import _main_grad
 from ._autograd import under_transform
+from ._linear import gradient_dtype
 from ._tensors import aligned, cast, is_strided, reshaped
 from .dropout_add import Dropout
-from .linear import gradient_dtype
 
 
 class _Norm(torch.autograd.Function):

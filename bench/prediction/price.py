@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..training.gpt import GPT2Config
 from .chips import Chip
@@ -18,7 +18,7 @@ from .measured import STEP_SHARES, norm_shares
 from .step import parameters, step
 from .trace import Op, Trace, trace
 
-GEMMS = {"mm", "addmm", "bmm", "ak::gemm", "ak::gemm_dact", "ak::gemm_accumulate_"}
+GEMMS = {"mm", "addmm", "bmm", "ak::gemm", "ak::gemm_dact", "ak::gemm_accumulate_", "ak::segmented_gemm"}
 COPIES = {"_to_copy", "copy_", "clone", "stack", "cat"}
 FAMILIES = {
     "attention": {"bench::attention", "bench::attention_backward"},
@@ -88,9 +88,21 @@ def copied_bytes(ops: list[Op], of: Callable[[Op], int] = moved_bytes) -> int:
     return sum(of(op) for op in ops if op.name in COPIES)
 
 
+def concatenated(op: Op) -> Op:
+    """The product of the concatenation, which takes the same time."""
+    *parts, b = op.shapes
+    dim, size = op.options["dim"], sum(part[op.options["dim"]] for part in op.shapes[:-1])
+    lines = parts[0][1 - dim]
+    shape, strides = ((lines, size), (size, 1)) if dim else ((size, lines), (1, size))
+    dtypes = op.dtypes[len(parts) - 1 :]
+    return replace(op, name="ak::gemm", shapes=[shape, b], strides=[strides, op.strides[-1]], dtypes=dtypes)
+
+
 def gemm_us(op: Op, chip: Chip) -> float:
     from amp_kernels import _host
 
+    if op.name == "ak::segmented_gemm":
+        op = concatenated(op)
     at = {"addmm": 1, "ak::gemm_accumulate_": 1}.get(op.name, 0)
     (*batch, m, k), (*_, n) = op.shapes[at], op.shapes[at + 1]
     activation = op.options.get("activation", "none")
@@ -171,9 +183,9 @@ def fused(ops: list[Op]) -> list[Op]:
 
 
 @functools.cache
-def traces(config: GPT2Config, converted: bool, shadowed: bool = True, fused: bool = False) -> list[Trace]:
+def traces(config: GPT2Config, converted: bool, **options: bool) -> list[Trace]:
     """Steps of the model with one layer and with two: layers are alike."""
-    return [trace(step(config, layers, converted, shadowed, fused)) for layers in (1, 2)]
+    return [trace(step(config, layers, converted, **options)) for layers in (1, 2)]
 
 
 def whole(of: Callable[[Trace], Counter], config: GPT2Config, traced: list[Trace]) -> Counter:
@@ -188,7 +200,8 @@ def facts(traced: Trace) -> Counter:
 
 
 def steps(config: GPT2Config, chip: Chip) -> dict[str, Step]:
-    """A training step by torch, by torch.compile, converted, with its additions in the norms, too, and converted and compiled."""
+    """A training step by torch, by torch.compile, converted, with its additions in the norms by the conversion or by an
+    edit, and converted and compiled."""
 
     def made(traced: list[Trace], ops_of: Callable[[list[Op]], list[Op]], host_us: float) -> Step:
         found = whole(facts, config, traced)
@@ -201,6 +214,7 @@ def steps(config: GPT2Config, chip: Chip) -> dict[str, Step]:
     found = {"torch eager": made(torchs, list, HOST_US), "torch.compile": made(torchs, fused, 0.0)}
     ours = {
         "converted": made(traces(config, True), list, HOST_US),
+        "fuse_residuals": made(traces(config, True, fused=True, split=False), list, HOST_US),
         "fused norms": made(traces(config, True, fused=True), list, HOST_US),
         "compiled": made(traces(config, True, shadowed=False), fused, 0.0),  # a compiled forward casts the weights
     }

@@ -16,11 +16,17 @@ from ..training.gpt import CONTEXT, GPT2, GPT2Config
 
 
 def step(
-    config: GPT2Config, layers: int, converted: bool, shadowed: bool = True, fused: bool = False
+    config: GPT2Config,
+    layers: int,
+    converted: bool,
+    shadowed: bool = True,
+    fused: bool = False,
+    split: bool = True,
 ) -> Callable[[], Callable]:
     """The function that `trace` builds: a step of the model with so many layers. The converted one has its loss from
     ``ak.linear_cross_entropy``, if ``shadowed`` its weights in 16 bits from the optimizer's shadows, and if ``fused`` the
-    additions to the residual stream within the norms behind them. Its update is not in the trace: two passes over flat lists,
+    additions to the residual stream within the norms behind them, and if not ``split`` as ``fuse_residuals`` makes them,
+    without that edit. Its update is not in the trace: two passes over flat lists,
     priced by their bytes."""
 
     def build():
@@ -28,7 +34,7 @@ def step(
             model = GPT2(config, layers)
             if converted:
                 model = ak.convert(model)
-                model.fused_loss, model.fused_norms = True, fused
+                model.fused_loss, model.fused_norms, model.split = True, fused, split
         for module in model.modules():  # now with values that nobody holds
             for name, p in module._parameters.items():
                 if p is not None:

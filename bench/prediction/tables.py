@@ -188,7 +188,9 @@ def training(name: str, chip: Chip) -> Table:
 
 def trained(name: str, way: str) -> tuple[float, float] | None:
     """Seconds and peak GiB of a training step: of the latest run, else of the one that the rates fit."""
-    ours = {"converted": OURS, "fused norms": f"{OURS} fused norms", "compiled": f"{OURS} compile"}
+    ours = {"converted": OURS, "compiled": f"{OURS} compile"} | {
+        each: f"{OURS} {each}" for each in ("fuse_residuals", "fused norms")
+    }
     provider = {"torch eager": "torch", **ours}.get(way, way)
     row = run().get((TRAINING, name, "bf16", provider))
     return (row["ms"] / 1e3, row["peak_gib"]) if row else STEPS.get((name, way)) if measured_on(CHIPS["H200"]) else None

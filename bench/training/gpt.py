@@ -72,12 +72,13 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout) if dropout else None
 
     def attention(self, x: torch.Tensor, split: bool = False) -> torch.Tensor:
-        """With ``split`` autograd copies the gradients of q, k and v into one tensor once; of the view it makes a stack, and
-        copies that."""
+        """With ``split`` this package's linear reads the gradients of q, k and v where attention left them; of the view autograd
+        makes a stack, and copies that."""
         batch, context, width = x.shape
         size = width // self.heads
         if split:
-            q, k, v = (t.view(batch, context, self.heads, size).transpose(1, 2) for t in self.qkv(x).split(width, -1))
+            pieces = ak.linear(x, self.qkv.weight, self.qkv.bias, split=3 * [width])
+            q, k, v = (t.view(batch, context, self.heads, size).transpose(1, 2) for t in pieces)
         else:
             q, k, v = self.qkv(x).view(batch, context, 3, self.heads, size).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -90,14 +91,16 @@ class Block(nn.Module):
     def _dropped(self, branch: torch.Tensor) -> torch.Tensor:
         return branch if self.dropout is None else self.dropout(branch)
 
-    def forward_fused(self, branch: torch.Tensor | None, stream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_fused(
+        self, branch: torch.Tensor | None, stream: torch.Tensor, split: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The same without dropout, where each norm makes the addition in front of it: the last branch, and the stream that it is
         still to be added to."""
         if branch is None:
             y = self.attention_norm(stream)
         else:
             y, stream = self.attention_norm(branch, residual=stream)
-        y, stream = self.mlp_norm(self.attention(y, split=True), residual=stream)
+        y, stream = self.mlp_norm(self.attention(y, split), residual=stream)
         return self.mlp(y), stream
 
 
@@ -156,6 +159,7 @@ class GPT2(nn.Module):
         self.blocks = nn.Sequential(*(Block(config.width, config.heads) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(config.width), nn.Linear(config.width, WORDS, bias=False)
         self.fused_loss = self.fused_norms = False  # which take this package's head with loss, and its norms
+        self.split = True  # q, k and v, where the norms are fused
         self.head_loss = None  # another library's function of rows, weight and targets
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -173,5 +177,5 @@ class GPT2(nn.Module):
         """The blocks and the last norm, where the norms make the additions."""
         branch = None
         for block in self.blocks:
-            branch, stream = block.forward_fused(branch, stream)
+            branch, stream = block.forward_fused(branch, stream, self.split)
         return self.norm(branch, residual=stream)[0]

@@ -1,13 +1,20 @@
 """The training step of GPT-2: every provider takes the same one, and what is left says whose time and memory it is."""
 
 import json
+from collections import Counter
 
 import pytest
+import torch
 
+import amp_kernels as ak
 from bench import gpt2
+from bench.prediction.trace import Trace
 from bench.training import gpt
 
-PROVIDERS = ["torch", "amp_kernels three lines", "amp_kernels", "amp_kernels fused norms", "amp_kernels graph"]
+PROVIDERS = [
+    "torch",
+    *(f"amp_kernels{kind}" for kind in (" three lines", "", " fuse_residuals", " fused norms", " graph")),
+]
 
 
 @pytest.fixture
@@ -48,3 +55,18 @@ def test_rates_are_of_medians_and_ratios_of_turns(small, tmp_path, monkeypatch):
     assert (torchs["ms"], ours["ms"]) == (2000, 500)
     assert (torchs["speedup"], ours["speedup"]) == (1, 3)  # of 2, 3 and 20
     assert (torchs["ktok_per_s"], ours["ktok_per_s"]) == (5 * 16 / 2000, 5 * 16 / 500)
+
+
+def test_a_conversion_with_fused_residuals_runs_the_ops_of_the_edited_forward(small):
+    """So the prediction for the one is that for the other; with views of q, k and v, which an edit may also replace."""
+    data = tuple(torch.randint(64, (2, 16)) for _ in range(2))
+
+    def ops(fuse_residuals, fused_norms):
+        model = ak.convert(gpt2.fresh(small, torch.device("cpu")), fuse_residuals=fuse_residuals)
+        model.fused_loss, model.fused_norms, model.split = True, fused_norms, False
+        with Trace() as found, torch.autocast("cpu", torch.bfloat16):
+            model(*data).backward()
+        return Counter((op.name, *op.shapes, *op.dtypes) for op in found.ops if op.bytes)
+
+    edited = ops(False, True)
+    assert ops(True, False) == edited != ops(False, False)

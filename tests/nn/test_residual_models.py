@@ -1,0 +1,301 @@
+"""Additions that norms make in blocks of any style: torch's and torchvision's layers, timm's, and some written by hand."""
+
+import copy
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import amp_kernels as ak
+from bench.training.gpt import Block
+
+from .blocks import GPT, WIDTH, Attention, Stack, first, inputs, is_fused, pair, results
+
+nn = torch.nn
+
+
+class Scaled(nn.Module):
+    """timm's LayerScale and DropPath, as modules."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = nn.Parameter(torch.full((WIDTH,), factor))
+
+    def forward(self, x):
+        return x * self.factor
+
+
+class Timm(GPT):
+    def __init__(self):
+        super().__init__()
+        self.ls1, self.drop_path1, self.ls2, self.drop_path2 = Scaled(0.5), nn.Identity(), Scaled(0.25), nn.Dropout(0.1)
+
+    def forward(self, x):
+        x = x + self.drop_path1(self.ls1(self.attn(self.ln_1(x))[0]))
+        return x + self.drop_path2(self.ls2(self.mlp(self.ln_2(x))))
+
+
+class ByHand(GPT):
+    """Scaled by a parameter, dropped out by a function, masked on request, additions by methods."""
+
+    def __init__(self):
+        super().__init__()
+        self.gamma = nn.Parameter(torch.rand(WIDTH))
+        self.register_buffer("shift", torch.ones(1))
+
+    def forward(self, x, mask=None):
+        branch = self.gamma * self.attn(self.ln_1(x))[0]
+        if mask is not None:
+            branch = branch.masked_fill(mask, 0)
+        x = x.add(F.dropout(branch, 0.25, self.training))
+        return torch.add(F.relu(self.mlp(self.ln_2(x + 0.0 * self.shift))), x)
+
+
+class Plain(ByHand):
+    def forward(self, x, mask=None):
+        branch = self.gamma * self.attn(self.ln_1(x))[0]
+        if mask is not None:
+            branch = branch.masked_fill(mask, 0)
+        x = x.add(F.dropout(branch, 0.25, self.training))
+        return torch.add(F.relu(self.mlp(self.ln_2(x))), x)
+
+
+class Parallel(GPT):
+    """Phi's."""
+
+    def forward(self, x):
+        y = self.ln_1(x)
+        return self.attn(y)[0] + self.mlp(y) + x
+
+
+class Looping(GPT):
+    """One norm for all but the last of the same additions."""
+
+    def forward(self, x):
+        for _ in range(3):
+            x = x + self.mlp(self.ln_1(x))
+        return x.tanh()
+
+
+class Reversed(GPT):
+    """The norm of the input was made last."""
+
+    def forward(self, x):
+        x = x + self.attn(self.ln_2(x))[0]
+        return x + self.mlp(self.ln_1(x))
+
+
+class Shared(GPT):
+    """One dropout for all, and an addition on request."""
+
+    def __init__(self):
+        super().__init__()
+        self.ln_3, self.dropout = nn.LayerNorm(WIDTH), nn.Dropout(0.1)
+
+    def forward(self, x, context=None):
+        if context is not None:
+            x = x + self.dropout(self.mlp(self.ln_3(x) + context))
+        x = x + self.dropout(self.attn(self.ln_1(x))[0])
+        return x + self.dropout(self.mlp(self.ln_2(x)))
+
+
+class PreNorm(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.norm, self.function = nn.LayerNorm(WIDTH), function
+
+    def forward(self, x):
+        return self.function(self.norm(x))
+
+
+class Nested(nn.Module):
+    """Pairs in a list, each submodule with its own norm."""
+
+    def __init__(self):
+        super().__init__()
+        pairs = ((Attention(1), nn.Sequential(nn.Linear(WIDTH, 4), nn.GELU(), nn.Linear(4, WIDTH))) for _ in range(2))
+        self.layers = nn.ModuleList(nn.ModuleList(map(PreNorm, pair)) for pair in pairs)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x):
+        for attention, mlp in self.layers:
+            x = attention(x) + x
+            x = mlp(x) + x
+        return self.norm(x)
+
+
+class Outer(GPT):
+    """A block among its submodules."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm = GPT(), nn.LayerNorm(WIDTH)
+
+    def forward(self, x):
+        return self.norm(self.inner(x + self.mlp(self.ln_1(x))))
+
+
+class Lists(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(3))
+        self.layers = nn.ModuleDict({str(i): nn.Linear(WIDTH, WIDTH) for i in range(3)})
+
+    def forward(self, x):
+        for norm, layer in zip(self.norms, self.layers.values(), strict=True):
+            x = x + layer(norm(x))
+        return x
+
+
+def encoder(norm_first):
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, norm_first=norm_first, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(WIDTH), enable_nested_tensor=False)
+
+
+class Decoder(nn.Module):
+    def __init__(self, norm_first):
+        super().__init__()
+        layer = nn.TransformerDecoderLayer(WIDTH, 2, 16, norm_first=norm_first, batch_first=True)
+        self.decoder = nn.TransformerDecoder(layer, 2, norm=nn.LayerNorm(WIDTH))
+
+    def forward(self, x):
+        return self.decoder(x, x.flip(1))
+
+
+class Torchvision(nn.Module):
+    def __init__(self):
+        super().__init__()
+        from torchvision.models.vision_transformer import Encoder
+
+        self.encoder = Encoder(3, 2, 2, WIDTH, 16, 0.1, 0.1)
+
+    def forward(self, x):
+        return self.encoder(x)
+
+
+#: Models, and the number of additions in a forward that norms make.
+MODELS = {
+    "timm": (lambda: Stack(Timm, 2, nn.LayerNorm(WIDTH)), 4),
+    "by hand": (lambda: Stack(Plain, 2, nn.LayerNorm(WIDTH)), 4),
+    "between two": (lambda: Stack(ByHand, 2, nn.LayerNorm(WIDTH)), 2),
+    "parallel": (lambda: Stack(Parallel, 2, nn.LayerNorm(WIDTH)), 2),
+    "reversed": (lambda: Stack(Reversed, 2, nn.LayerNorm(WIDTH)), 4),
+    "shared": (lambda: Stack(Shared, 2, nn.LayerNorm(WIDTH)), 4),
+    "looping": (Looping, 2),
+    "benchmark": (lambda: Stack(lambda: Block(WIDTH, 2, 0.1), 2, nn.LayerNorm(WIDTH)), 4),
+    "nested": (Nested, 4),
+    "outer": (Outer, 3),
+    "lists": (Lists, 2),
+    "encoder, norms first": (lambda: encoder(True), 4),
+    "encoder": (lambda: encoder(False), 4),
+    "decoder, norms first": (lambda: Decoder(True), 6),
+    "decoder": (lambda: Decoder(False), 6),
+    "torchvision": (Torchvision, 4),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("training", [True, False])
+def test_additions_of_any_style(name, training, fused):
+    make, additions = MODELS[name]
+    torch.manual_seed(0)
+    plain, ours = pair(make().train(training))
+    x = inputs(GPT)
+    fused()
+    for _ in range(2):
+        got = results(ours, x)
+        assert fused() == additions
+    want = results(plain, x)
+    assert torch.equal(got[0], want[0])
+    for one, other in zip(got[1:], want[1:], strict=True):
+        torch.testing.assert_close(one, other, rtol=2**-6, atol=0.05)
+    with torch.no_grad():
+        assert torch.equal(ours.eval()(*x), plain.eval()(*x))
+    assert ours.state_dict().keys() == plain.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [(Plain, {"mask": torch.arange(WIDTH) < 3}), (Shared, {"context": torch.ones(())})]
+)
+def test_paths_that_the_probe_did_not_take(kind, options, fused):
+    plain, ours = pair(kind())
+    x = inputs(GPT)
+    for _ in range(2):
+        fused()
+        got = results(ours, x, False, **options)
+        assert fused() == 1
+        for one, other in zip(got, results(plain, x, False, **options), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    "context", [torch.no_grad, torch.inference_mode, lambda: torch.device("meta")], ids=["no_grad", "inference", "meta"]
+)
+def test_the_probe_depends_on_no_context(context):
+    model = GPT()
+    with context():
+        ak.convert(model, fuse_residuals=True)
+    assert is_fused(model)
+
+
+class Switched(GPT):
+    swap = False
+
+    def forward(self, x):
+        one, other = (self.ln_2, self.ln_1) if self.swap else (self.ln_1, self.ln_2)
+        x = x + self.mlp(one(x))
+        if self.swap:
+            x = torch.tanh(x)
+        return x + self.mlp(other(x))
+
+
+def test_another_order_than_planned_gets_torch_s_additions(fused):
+    plain, ours = pair(Switched())
+    x = inputs(GPT)
+    assert torch.equal(ours(*x), plain(*x))
+    plain.swap = ours.swap = True
+    for expected in (1, 0):  # the first time a norm is computed, and nobody fetches it
+        fused()
+        for one, other in zip(results(ours, x), results(plain, x), strict=True):
+            assert torch.equal(one, other)
+        assert fused() == expected
+
+
+class Partly(GPT):
+    """Checkpoints the part behind the sum."""
+
+    reentrant = False
+
+    def forward(self, x):
+        x = x + self.attn(self.ln_1(x))[0]
+        if self.training:
+            return x + checkpoint(lambda t: self.mlp(self.ln_2(t)), x, use_reentrant=self.reentrant)
+        return x + self.mlp(self.ln_2(x))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_within_a_block_computes_its_norm_twice(reentrant):
+    plain, ours = pair(Stack(Partly, 2, nn.LayerNorm(WIDTH)).eval())
+    assert is_fused(ours.blocks[0])
+    Partly.reentrant = reentrant
+    x = inputs(GPT)
+    for model in (plain, ours):
+        model.train()
+    for _ in range(2):
+        for one, other in zip(results(ours, x, False), results(plain, x, False), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_blocks_without_such_additions_are_named(caplog):
+    class Unusual(GPT):
+        def forward(self, x):
+            return x + self.mlp(self.ln_1(x)) if x.norm() > 100 else first(self.attn(self.ln_1(x)))
+
+    model = nn.Sequential(GPT(), GPT(), Unusual())
+    with caplog.at_level(logging.DEBUG, logger="amp_kernels"):
+        ak.convert(copy.deepcopy(model), fuse_residuals=True)
+    assert "convert: 2 (Unusual) keeps its additions: no norm is seen to get one" in caplog.messages
+    assert f"convert: 0 is now {GPT.__module__.partition('.')[0]}" not in caplog.text
+    assert "convert: 0 is now amp_kernels.nn.residual.GPT" in caplog.messages
