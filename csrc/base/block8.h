@@ -59,18 +59,36 @@ AK_HD uint32_t above_two(float x, float scale) {
 
 inline constexpr uint32_t kBlock8LeastCode = 0x40100000;  // the bits of 2 and a unit
 
-// The code of an element of a block with this exponent byte, without its sign, in the upper 8 bits; the other bits have
-// no meaning. `random`: 16 bits, times 256.
-//
-// The value is scaled so that the least binade begins at 2. From there on the code is in bits 20 to 27 of twice the
-// value, as fp32; below, of the value plus 2, which makes it a fixed-point number. The larger of the two is the one
-// that counts. The fp32 code of 2 has zeros there.
+// The scale with which the least binade of codes with an exponent begins at 2.
+template <class Code>
+AK_HD float block8_scale(uint32_t exponent) {
+  return float_of((254 + Code::kTop - exponent) << 23);
+}
+
+inline constexpr uint32_t kBlock8Upper = 0x40000000;  // the bits of 2, and one that no smaller number has
+
+// For values of the binades that are scaled to 2 and above: bits whose numbers 20 to 27 are the code of |x|, without
+// its sign, less 8, in a block with this exponent byte. The lower bits are the fraction that is cut off.
+template <class Code>
+AK_HD uint32_t block8_upper(float x, uint32_t exponent) {
+  return bits_of(abs(x) * block8_scale<Code>(exponent));
+}
+
+// For all values: the code itself. In the upper binades it is that of twice the value; below, of the value plus 2,
+// which makes it a fixed-point number. The larger of the two is the one that counts. The fp32 code of 2 has zeros
+// there.
+template <class Code>
+AK_HD uint32_t block8_wide(float x, uint32_t exponent) {
+  const float scale = block8_scale<Code>(exponent);
+  const uint32_t wide = larger(bits_of(abs(x) * (scale + scale)), detail::above_two(abs(x), scale));
+  return Code::kSigned ? wide : larger(wide, x == 0.0f ? 0u : kBlock8LeastCode);
+}
+
+// The code of an element, without its sign, in the upper 8 bits; the other bits have no meaning. `random`: 16 bits,
+// times 256.
 template <class Code>
 AK_HD uint32_t block8_round(float x, uint32_t exponent, uint32_t random) {
-  const float scale = float_of((254 + Code::kTop - exponent) << 23);
-  uint32_t wide = larger(bits_of(abs(x) * (scale + scale)), detail::above_two(abs(x), scale));
-  if constexpr (!Code::kSigned) wide = larger(wide, x == 0.0f ? 0u : kBlock8LeastCode);
-  return wide * 16 + random;
+  return block8_wide<Code>(x, exponent) * 16 + random;
 }
 
 // `random`: 16 bits.
@@ -80,15 +98,29 @@ AK_HD uint8_t block8_encode(float x, uint32_t exponent, uint32_t random) {
   return static_cast<uint8_t>(exponent == kBlock8NaN ? 0u : block8_round<Code>(x, exponent, random * 256) >> 24 | sign);
 }
 
+namespace detail {
+
+// The fp32 number with the exponent and mantissa of a code, subnormals included, whose products with powers of two are
+// exact. A GPU multiplies subnormals as fast as others; a CPU does not, and may flush them to zero.
+template <class Code>
+AK_HD float small_of_code(uint32_t code) {
+  return float_of(Code::kSigned ? static_cast<uint32_t>(static_cast<int32_t>(code << 24) >> 4) & 0x87f00000u
+                                : code << 20);
+}
+
+}  // namespace detail
+
+// The exponent bytes of blocks that block8_decode_small decodes: those of values below 2^15, unsigned ones below 2^31.
+template <class Code>
+AK_HD bool block8_is_small(uint32_t exponent) {
+  return exponent <= 127 + Code::kTop;
+}
+
 template <class Code>
 AK_HD float block8_decode(uint32_t code, uint32_t exponent) {
 #if defined(__CUDA_ARCH__)
-  // The exponents and mantissas of codes are those of fp32 numbers, subnormals included, whose products are exact here.
-  // A GPU multiplies subnormals as fast as others; a CPU does not, and may flush them to zero.
-  const uint32_t small =
-      Code::kSigned ? static_cast<uint32_t>(static_cast<int32_t>(code << 24) >> 4) & 0x87f00000u : code << 20;
   const float scale = float_of(exponent == kBlock8NaN ? 0x7fc00000u : exponent << 23);
-  return float_of(small) * float_of((254 - Code::kTop) << 23) * scale;
+  return detail::small_of_code<Code>(code) * float_of((254 - Code::kTop) << 23) * scale;
 #else
   const uint32_t magnitude = Code::kSigned ? code & 0x7fu : code;
   const uint32_t base = (exponent - Code::kTop) << 23;
@@ -98,6 +130,16 @@ AK_HD float block8_decode(uint32_t code, uint32_t exponent) {
   const float normal = float_of(base + (magnitude << 20));
   const float x = min_or_nan(fma(2.0f, normal, -least), normal);
   return Code::kSigned ? float_of(bits_of(x) | (code & 0x80u) << 24) : x;
+#endif
+}
+
+// block8_decode for a block for which block8_is_small.
+template <class Code>
+AK_HD float block8_decode_small(uint32_t code, uint32_t exponent) {
+#if defined(__CUDA_ARCH__)
+  return detail::small_of_code<Code>(code) * float_of((exponent + 127 - Code::kTop) << 23);
+#else
+  return block8_decode<Code>(code, exponent);
 #endif
 }
 

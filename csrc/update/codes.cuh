@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/block8.h"
+#include "base/permute_bytes.h"
 #include "device/memory.cuh"
 #include "device/warp.cuh"
 #include "update/rule.h"
@@ -16,6 +17,7 @@ template <int V>
 struct Codes {
   uint32_t words[V == 8 ? 2 : 1];
   uint32_t exponent;
+  bool normal;  // eight elements, after encode_codes: all are in the upper binades
 };
 
 /// The format of moment m.
@@ -64,16 +66,17 @@ AK_DEVICE void store_codes(void* codes, uint8_t* exponents, int64_t i, const Cod
 /// Element j.
 template <class Code, int V>
 AK_DEVICE float decode_code(const Codes<V>& raw, int j) {
-  return block8_decode<Code>(raw.words[j / 4] >> 8 * (j % 4) & 0xffu, raw.exponent);
+  const uint32_t code = raw.words[j / 4] >> 8 * (j % 4) & 0xffu;
+  if constexpr (V == 1) {
+    return block8_decode<Code>(code, raw.exponent);
+  } else {
+    return block8_decode_small<Code>(code, raw.exponent);
+  }
 }
 
-/// The upper bytes of four words. The compiler finds no prmt in the shifts.
+/// The upper bytes of four words. The compiler finds no prmt in shifts.
 AK_DEVICE uint32_t upper_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-#if defined(__CUDA_ARCH__)
-  return __byte_perm(__byte_perm(a, b, 0x0073), __byte_perm(c, d, 0x0073), 0x5410);
-#else
-  return a >> 24 | b >> 24 << 8 | c >> 24 << 16 | (d & 0xff000000u);
-#endif
+  return permute_bytes(permute_bytes(a, b, 0x0073), permute_bytes(c, d, 0x0073), 0x5410);
 }
 
 /// NaN if either is NaN.
@@ -85,13 +88,26 @@ AK_DEVICE float larger_or_nan(float a, float b) {
 #endif
 }
 
-/// Called by all lanes of a warp. The values of lanes without an element are 0. `random`: as in block8_round.
+/// The largest magnitude, as its bits; NaN counts as the largest.
 template <class Code, int V>
-AK_DEVICE Codes<V> encode_codes(const float (&x)[V], const uint32_t (&random)[V]) {
-  float of_all = abs(x[0]);
+AK_DEVICE uint32_t largest_bits(const float (&x)[V]) {
+  if constexpr (!Code::kSigned) {
+    uint32_t largest = bits_of(x[0]);
+    AK_UNROLL
+    for (int j = 1; j < V; j++) largest = larger(largest, bits_of(x[j]));
+    return largest;
+  }
+  float largest = abs(x[0]);
   AK_UNROLL
-  for (int j = 1; j < V; j++) of_all = larger_or_nan(of_all, abs(x[j]));
-  uint32_t largest = bits_of(of_all);
+  for (int j = 1; j < V; j++) largest = larger_or_nan(largest, abs(x[j]));
+  return bits_of(largest);
+}
+
+/// Called by all lanes of a warp. The values of lanes without an element are 0. `random`: as in block8_round. Without
+/// kUpper there are fewer registers and more instructions.
+template <class Code, bool kUpper, int V>
+AK_DEVICE Codes<V> encode_codes(const float (&x)[V], const uint32_t (&random)[V]) {
+  uint32_t largest = largest_bits<Code>(x);
   constexpr int kLanes = kBlock8 / V;
   AK_UNROLL
   for (int mask = 1; mask < kLanes; mask *= 2) largest = larger(largest, shuffle_xor(largest, mask));
@@ -100,19 +116,48 @@ AK_DEVICE Codes<V> encode_codes(const float (&x)[V], const uint32_t (&random)[V]
   if constexpr (V == 1) {
     raw.words[0] = block8_encode<Code>(x[0], raw.exponent, random[0] / 256);
   } else {
+    // Mostly all eight are in the upper binades.
+    uint32_t wide[8], all = !kUpper || raw.exponent == kBlock8NaN ? 0u : ~0u;
+    AK_UNROLL
+    for (int j = 0; kUpper && j < 8; j++) all &= wide[j] = block8_upper<Code>(x[j], raw.exponent);
+    raw.normal = (all & kBlock8Upper) != 0;
+    if (!raw.normal) {
+      AK_UNROLL
+      for (int j = 0; j < 8; j++) wide[j] = raw.exponent == kBlock8NaN ? 0 : block8_wide<Code>(x[j], raw.exponent);
+    }
+    const uint32_t less = raw.normal ? 0x08080808u : 0u;
+    const uint32_t sign = Code::kSigned && raw.exponent != kBlock8NaN ? 0x80808080u : 0u;
     AK_UNROLL
     for (int w = 0; w < 2; w++) {
-      uint32_t code[4], sign[4];
+      uint32_t code[4], signs = 0;
       AK_UNROLL
-      for (int j = 0; j < 4; j++) {
-        code[j] = block8_round<Code>(x[4 * w + j], raw.exponent, random[4 * w + j]);
-        sign[j] = Code::kSigned ? bits_of(x[4 * w + j]) : 0;
+      for (int j = 0; j < 4; j++) code[j] = wide[4 * w + j] * 16 + random[4 * w + j];
+      if constexpr (Code::kSigned) {
+        const float* four = x + 4 * w;
+        signs = upper_bytes(bits_of(four[0]), bits_of(four[1]), bits_of(four[2]), bits_of(four[3])) & sign;
       }
-      const uint32_t signs = upper_bytes(sign[0], sign[1], sign[2], sign[3]) & 0x80808080u;
-      raw.words[w] = raw.exponent == kBlock8NaN ? 0u : upper_bytes(code[0], code[1], code[2], code[3]) | signs;
+      raw.words[w] = (upper_bytes(code[0], code[1], code[2], code[3]) + less) | signs;
     }
   }
   return raw;
+}
+
+/// True if all values are of that range, by their block's exponent alone. `raw`: from encode_codes.
+template <class Code>
+AK_DEVICE bool is_block_within(const Codes<8>& raw, Magnitudes range) {
+  const uint32_t least = 127 + range.least + Code::kTop, most = 127 + range.most;
+  return raw.normal & (raw.exponent - least < most - least);
+}
+
+/// True if each value is 0 or of that range.
+AK_DEVICE bool are_within(const float (&x)[8], Magnitudes range) {
+  const float least = float_of((127 + range.least) << 23), most = float_of((127 + range.most) << 23);
+  bool within = true;
+  AK_UNROLL
+  for (int j = 0; j < 8; j++) {
+    within &= (abs(x[j]) >= least && abs(x[j]) < most) || bits_of(x[j]) == 0;  // -0 is not: its quotient would be +0
+  }
+  return within;
 }
 
 }  // namespace ak

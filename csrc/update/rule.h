@@ -17,6 +17,14 @@
 // `step` counts from 1: the value after the increment. `update` is one element in fp32, with or without the optional
 // moments; `g` is the effective gradient: unscaled, clipped, negated when maximizing.
 //
+// A rule may have a plain form, for steps without its options whose new moments are normal: the kernel for moments in 8
+// bits calls it for eight elements at a time, and the general one where moments turn out to be others.
+//
+//     static constexpr Magnitudes kNormal[kMoments] = {...};     // of the new moments; each may be 0, too
+//     static AK_HD bool is_plain(const Scalars& s);
+//     static AK_HD Scalars plain(Scalars s);                     // with constants for the options
+//     template <class Numbers = AllNumbers> update(...);         // with roots and quotients by Numbers
+//
 // A rule that needs whole tensors before the first weight moves (a norm, a matrix product) has a stage:
 //
 //     static constexpr bool kHasStage = true;
@@ -63,16 +71,38 @@ AK_HD double power(double base, uint32_t exponent) {
   return result;
 }
 
-// x / c, correctly rounded, for x >= 0 or NaN and a c whose rounded reciprocal is known: without a division, its checks
-// and branches. After one correction the quotient is off by less than a unit, so the second one rounds it correctly
-// (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990). Neither x / c nor
-// what is left of x may underflow: roots of fp32 numbers are above 2^-75, and 1 >= c > 2^-40.
+// x / c, correctly rounded, for x >= 0 and a c whose rounded reciprocal is known: without a division, its checks and
+// branches. The first quotient, with what the reciprocal is short of 1 / c, is off by little more than half a unit, so
+// a correction rounds it correctly (Markstein, "Computation of elementary functions on the IBM RISC System/6000
+// processor", 1990). Neither x / c nor what is left of x may underflow: roots of fp32 numbers are above 2^-75, and 1 >=
+// c > 2^-40.
+AK_HD float divide_number(float x, float c, float reciprocal) {
+  const float rest = fma(-c, reciprocal, 1.0f) * reciprocal;
+  const float quotient = fma(x, reciprocal, x * rest);
+  return fma(fma(-c, quotient, x), reciprocal, quotient);
+}
+
+// The same for any x >= 0 or NaN.
 AK_HD float divide(float x, float c, float reciprocal) {
-  float quotient = x * reciprocal;
-  quotient = fma(fma(-c, quotient, x), reciprocal, quotient);
-  quotient = fma(fma(-c, quotient, x), reciprocal, quotient);
+  const float quotient = divide_number(x, c, reciprocal);
   return x < float_of(0x7f800000u) ? quotient : x;
 }
+
+// Roots and quotients in the formula of a rule that has a plain form; NormalNumbers (update/normal_numbers.cuh) in
+// that.
+struct AllNumbers {
+  static AK_HD float sqrt(float x) { return ak::sqrt(x); }
+  static AK_HD float div(float a, float b) { return ak::div(a, b); }
+  static AK_HD float divide(float x, float c, float reciprocal) { return ak::divide(x, c, reciprocal); }
+};
+
+// Magnitudes from 2^least on, below 2^most.
+struct Magnitudes {
+  int least, most;
+};
+
+template <class Rule>
+inline constexpr bool kHasPlain = requires { Rule::kNormal; };
 
 // The direction of a cautious update: none where it has not the sign of the gradient (Liang et al., "Cautious
 // optimizers: improving training with one line of code", 2024, without the rescaling). NaN stays.

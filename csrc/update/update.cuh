@@ -7,6 +7,7 @@
 // then convert. A conversion waits for its load, so a load issued after one would wait too, and memory would idle.
 #pragma once
 #include "base/half.h"
+#include "base/permute_bytes.h"
 #include "base/philox.h"
 #include "base/rounding.h"
 #include "base/split_master.h"
@@ -33,7 +34,8 @@ struct RawElements<1> {
 
 AK_DEVICE RawElements<8> fetch8(const void* tensor, DType dtype, int64_t i) {
   RawElements<8> raw{};  // defined on every path: an undefined `high` would keep its registers alive around the loop
-  const auto* words = reinterpret_cast<const uint32_t*>(static_cast<const char*>(tensor) + i * bytes_of(dtype));
+  const int64_t bytes = i * (dtype == DType::kFloat32 ? 4 : 2);
+  const auto* words = reinterpret_cast<const uint32_t*>(static_cast<const char*>(tensor) + bytes);
   raw.low = load_vec<4, Cache::kStreaming>(words);
   if (dtype == DType::kFloat32) raw.high = load_vec<4, Cache::kStreaming>(words + 4);
   return raw;
@@ -265,9 +267,94 @@ struct SplitWeight {
   }
 };
 
+/// SplitWeight<bf16, int8_t>, eight elements at a time by the bytes of their words: the same bits.
+struct SplitWeight24 : SplitWeight<bf16, int8_t> {
+  struct Words {
+    Vec<uint32_t, 4> weight;
+    Vec<uint32_t, 2> remainder;
+  };
+
+  template <int V>
+  static AK_DEVICE auto fetch(const void* main, const void* second, int64_t i) {
+    if constexpr (V == 8) {
+      const auto* weight = reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(main) + i);
+      const auto* remainder = reinterpret_cast<const uint32_t*>(static_cast<const uint8_t*>(second) + i);
+      return Words{load_vec<4, Cache::kStreaming>(weight), load_vec<2, Cache::kStreaming>(remainder)};
+    } else {
+      return SplitWeight::fetch<V>(main, second, i);
+    }
+  }
+  using SplitWeight::decode;
+  static AK_DEVICE void decode(const Words& raw, float (&x)[8]) {
+    uint32_t crossed = 0;
+    AK_UNROLL
+    for (int w = 0; w < 2; w++) {
+      // A byte with its sign flipped, less 0x80, is itself with its sign extended. Each has a byte of zeros below.
+      const uint32_t flipped = raw.remainder[w] ^ 0x80808080u;
+      const uint32_t even = permute_bytes(flipped, 0, 0x2404), odd = permute_bytes(flipped, 0, 0x3414);
+      AK_UNROLL
+      for (int j = 0; j < 4; j++) {
+        const uint32_t selector = 0x5410 + j / 2 * 0x22 + j % 2 * 0x2200;
+        const uint32_t above = permute_bytes(j % 2 == 0 ? even : odd, raw.weight[2 * w + j / 2], selector);
+        const uint32_t code = above - 0x8000u;
+        crossed |= above ^ code;
+        x[4 * w + j] = float_of(code);
+      }
+    }
+    if (crossed >> 31 == 0) return;
+    AK_UNROLL
+    for (int j = 0; j < 8; j++) {  // a zero with a negative remainder stays zero
+      const uint32_t above = bits_of(x[j]) + 0x8000u;
+      if ((above ^ bits_of(x[j])) >> 31 != 0) x[j] = float_of(above & 0x80000000u);
+    }
+  }
+
+  template <int V, class Key>
+  static AK_DEVICE void store(void* main, void* second, int64_t i, const float (&x)[V], const Key& key) {
+    if constexpr (V == 8) {
+      uint32_t random[V];
+      random_numbers(key, 0, i, random);
+      const Words raw = encode(x, random);
+      store_vec<Cache::kStreaming>(reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(main) + i), raw.weight);
+      store_vec<Cache::kStreaming>(reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(second) + i), raw.remainder);
+    } else {
+      SplitWeight::store(main, second, i, x, key);
+    }
+  }
+
+ private:
+  static AK_DEVICE Words encode(const float (&number)[8], const uint32_t (&random)[8]) {
+    float x[8], sum = 0.0f;
+    AK_UNROLL
+    for (int j = 0; j < 8; j++) x[j] = number[j];
+    AK_UNROLL
+    for (int j = 0; j < 8; j += 2) sum = fma(x[j], x[j + 1], sum);
+    if (sum != sum) {  // one may be NaN
+      AK_UNROLL
+      for (int j = 0; j < 8; j++) x[j] = x[j] != x[j] ? float_of(0x7fc00000u) : x[j];
+    }
+    uint32_t rounded[8];  // half away from zero
+    Words raw;
+    AK_UNROLL
+    for (int j = 0; j < 8; j++) rounded[j] = bits_of(x[j]) + (random[j] & 0xffu) + 0x8000u;
+    AK_UNROLL
+    for (int w = 0; w < 4; w++) raw.weight[w] = permute_bytes(rounded[2 * w], rounded[2 * w + 1], 0x7632);
+    AK_UNROLL
+    for (int w = 0; w < 2; w++) {
+      const uint32_t* four = rounded + 4 * w;
+      const uint32_t low = permute_bytes(four[0], four[1], 0x51), high = permute_bytes(four[2], four[3], 0x51);
+      raw.remainder[w] = permute_bytes(low, high, 0x5410) ^ 0x80808080u;
+    }
+    return raw;
+  }
+};
+
 /// Calls `f` with the weight class of `kind`; without `kStochastic` there is no code for those kinds.
 template <bool kStochastic, class F>
 AK_DEVICE void with_weight(WeightKind kind, F f) {
+  if constexpr (kStochastic) {
+    if (kind == WeightKind::kSplit24Bf16) return f(SplitWeight24{});  // first: it has the fewest bytes to wait for
+  }
   switch (kind) {
     case WeightKind::kFp32:
       return f(PlainWeight<float>{});
@@ -287,7 +374,6 @@ AK_DEVICE void with_weight(WeightKind kind, F f) {
       if constexpr (kStochastic) f(SplitWeight<fp16, int8_t>{});
       return;
     case WeightKind::kSplit24Bf16:
-      if constexpr (kStochastic) f(SplitWeight<bf16, int8_t>{});
       return;
     case WeightKind::kStochasticFp16:
       if constexpr (kStochastic) f(StochasticWeight<fp16>{});
@@ -301,6 +387,7 @@ AK_DEVICE void with_weight(WeightKind kind, F f) {
 /// Calls `f` with a weight class that reads weights of `kind`; copies and rounding do not matter here.
 template <class F>
 AK_DEVICE void with_weight_to_read(WeightKind kind, F f) {
+  if (kind == WeightKind::kSplit24Bf16) return f(SplitWeight24{});
   switch (kind) {
     case WeightKind::kFp32:
     case WeightKind::kFp32CopyFp16:
@@ -319,8 +406,9 @@ AK_DEVICE void with_weight_to_read(WeightKind kind, F f) {
     case WeightKind::kSplit24Fp16:
       return f(SplitWeight<fp16, int8_t>{});
     case WeightKind::kSplit24Bf16:
-      return f(SplitWeight<bf16, int8_t>{});
+      break;
   }
+  __builtin_unreachable();  // so that a weight needs no other value
 }
 
 /// Moves the average, fetched with the other operands, towards the new weights.

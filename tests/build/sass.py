@@ -1,8 +1,9 @@
 """Follows one thread through a kernel's machine code (SASS, sm_90) for given arguments, and counts what it executes.
 
 Integers, addresses and predicates are computed, from the thread's number, the bytes of the kernel's arguments and words of shared
-memory that the caller names; floats and whatever else comes from memory are unknown (None). A branch on something unknown is not taken:
-those are the slow paths of a division, and what a wait says. Asynchronous work is taken as done, so a loop that waits ends at once.
+memory that the caller names; what else comes from memory is unknown (None), unless the caller names that, too, and so are floats of it.
+A branch on something unknown is not taken: those are the slow paths of a division, and what a wait says. Asynchronous work is taken as
+done, so a loop that waits ends at once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import itertools
 import re
 import struct
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from .listing import Instruction
 
@@ -24,7 +25,7 @@ def signed(x: int) -> int:
 
 class Thread:
     """`constants`: the first constant bank, with the arguments. `shared`: by address, what a word of shared memory is each time that it
-    is read. Warp-wide operations see this thread alone."""
+    is read. `memory`: the word at an address of global memory. Warp-wide operations see this thread alone."""
 
     def __init__(
         self,
@@ -33,8 +34,10 @@ class Thread:
         constants: bytes,
         thread: int,
         shared: dict[int, Iterable[int]] | None = None,
+        memory: Callable[[int], int] | None = None,
     ):
         self.code, self.table, self.constants = code, table, constants
+        self.memory = memory
         self.shared = {address: iter(words) for address, words in (shared or {}).items()}
         self.special = {"SR_TID.X": thread, "SR_CTAID.X": 0, "SR_LANEID": thread % 32}
         self.registers: dict[str, int | None] = {"RZ": 0, "URZ": 0}
@@ -184,21 +187,64 @@ class Thread:
         value = self.predicates.get(to)
         self.set(other, None if value is None else not value)
 
-    def do_fsetp(self, x):
-        def value(text):
-            if text.startswith("|") or re.match(r"-?[|]", text):
-                return None
-            if re.fullmatch(r"[-+]?(\d.*|INF|QNAN)", text) and not text.startswith("0x"):
-                return float(text.replace("QNAN", "nan"))
-            bits = self.read(text)
-            return None if bits is None else struct.unpack("<f", struct.pack("<I", bits))[0]
+    def number(self, text: str) -> float | None:
+        if match := re.fullmatch(r"(-?)[|](.*)[|]", text):
+            value = self.number(match[2])
+            return None if value is None else -abs(value) if match[1] else abs(value)
+        if re.fullmatch(r"[-+]?(\d.*|INF|QNAN)", text) and not text.startswith("0x"):
+            return float(text.replace("QNAN", "nan"))
+        if text[0] == "-":
+            value = self.number(text[1:])
+            return None if value is None else -value
+        bits = self.read(text)
+        return None if bits is None else float_of(bits)
 
-        a, b = value(x.operands[2]), value(x.operands[3])
+    def do_fsetp(self, x):
+        a, b = self.number(x.operands[2]), self.number(x.operands[3])
         result = None
         if a is not None and b is not None:
             name = x.modifiers[0].removesuffix("U") if x.modifiers[0] not in ("EQ", "NE") else x.modifiers[0]
-            result = {"EQ": a == b, "NE": a != b, "GE": a >= b, "GT": a > b, "LT": a < b, "LE": a <= b}.get(name)
+            result = {
+                "EQ": a == b,
+                "NE": a != b,
+                "GE": a >= b,
+                "GT": a > b,
+                "LT": a < b,
+                "LE": a <= b,
+                "NAN": a != a or b != b,
+            }.get(name)
         self.set(x.operands[0], both(result, self.predicate(x.operands[4])))
+
+    def floats(self, x, function):
+        """Rounded to nearest, always: no branch that is followed depends on a last bit."""
+        values = [self.number(text) for text in x.operands[1:4] if not re.fullmatch(r"!?U?P\w*", text)]
+        self.write(x.operands[0], None if None in values else bits_of(function(*values)))
+
+    def do_fadd(self, x):
+        self.floats(x, lambda a, b: a + b)
+
+    def do_fmul(self, x):
+        self.floats(x, lambda a, b: a * b)
+
+    def do_ffma(self, x):
+        self.floats(x, lambda a, b, c: a * b + c)
+
+    def do_fmnmx(self, x):
+        self.floats(x, min if self.predicate(x.operands[3]) else max)
+
+    def do_ldg(self, x):
+        match = re.fullmatch(r"desc\[UR\d+\]\[(U?R\d+)\.64\+?(-?0x[0-9a-f]+)?\]", x.operands[1])
+        base = self.read_pair(match[1]) if match else None
+        if self.memory is None or base is None:
+            return self.forget(x)
+        address, first = base + int(match[2] or "0", 16), int(x.operands[0].removeprefix("R"))
+        bits = next((size for size in (8, 16) if f"U{size}" in x.modifiers), 32)
+        count = 4 if "128" in x.modifiers else 2 if "64" in x.modifiers else 1
+        for i in range(count):
+            self.write(f"R{first + i}", self.memory(address + 4 * i) & (1 << bits) - 1)
+
+    def do_shfl(self, x):
+        self.write(x.operands[1], self.read(x.operands[2]))
 
     def do_plop3(self, x):
         inputs = [self.predicate(p) for p in x.operands[2:5]]
@@ -322,6 +368,11 @@ class Thread:
 
     do_imnmx = do_vimnmx
 
+    def do_vimnmx3(self, x):
+        a, b, c = (self.read(text) for text in x.operands[1:4])
+        self.minimum(x, a, b, x.operands[4])
+        self.minimum(x, self.read(x.operands[0]), c, x.operands[4])
+
     def do_viaddmnmx(self, x):
         a, b, c = (self.read(text) for text in x.operands[1:4])
         self.minimum(x, None if None in (a, b) else a + b & MASK, c, x.operands[4])
@@ -342,8 +393,9 @@ class Thread:
         self.write(x.operands[0], None if value is None else bits_of(float(value)))
 
     def do_mufu(self, x):
-        value = self.read(x.operands[1]) if "RCP" in x.modifiers else None
-        self.write(x.operands[0], None if not value else bits_of(1.0 / float_of(value)))
+        value = self.number(x.operands[1])
+        power = -1 if "RCP" in x.modifiers else -0.5 if "RSQ" in x.modifiers else 0
+        self.write(x.operands[0], bits_of(value**power) if value and value > 0 and power else None)
 
     def do_f2i(self, x):
         value = self.read(x.operands[1])
@@ -368,7 +420,8 @@ class Thread:
         if re.fullmatch(r"U?P\d", x.operands[0]):
             self.set(x.operands[0], self.predicate(flags[-1]))
         else:
-            self.forget(x)
+            mine = self.predicate(flags[-1])
+            self.write(x.operands[0], None if mine is None else int(mine) << self.special["SR_LANEID"])
 
     do_voteu = do_vote
 

@@ -59,6 +59,18 @@ struct AdamW {
     return s;
   }
 
+  // With these magnitudes a quotient is between 2^-121 and 2^120, and what is left of its dividend at least 2^-108.
+  static constexpr Magnitudes kNormal[kMoments] = {{-60, 60}, {-100, 60}, {-100, 60}};
+  static AK_HD bool is_plain(const Scalars& s) {
+    return s.l2 == 0.0f && !s.cautious && s.eps >= 0x1p-60f && s.eps < 0x1p60f;  // the root of v may be 0
+  }
+  static AK_HD Scalars plain(Scalars s) {
+    s.l2 = 0.0f;
+    s.cautious = false;
+    return s;
+  }
+
+  template <class Numbers = AllNumbers>
   static AK_HD void update(float& p, float (&moments)[3], bool amsgrad, float g, const Scalars& s) {
     float &m = moments[0], &v = moments[1], &v_max = moments[2];
     p *= s.decay;
@@ -67,8 +79,9 @@ struct AdamW {
     m = fma(s.take_m, g - m, m);
     v = fma(s.take_v * g, g, s.keep_v * v);
     if (amsgrad) v_max = larger(v_max, v);
-    const float denominator = divide(sqrt(amsgrad ? v_max : v), s.correction, s.reciprocal) + s.eps;
-    p = fma(-s.step_size, div(cautious_direction(m, g, s.cautious), denominator), p);
+    const float root = Numbers::sqrt(amsgrad ? v_max : v);
+    const float denominator = Numbers::divide(root, s.correction, s.reciprocal) + s.eps;
+    p = fma(-s.step_size, Numbers::div(cautious_direction(m, g, s.cautious), denominator), p);
   }
 };
 

@@ -100,12 +100,13 @@ AK_DEVICE void move_moments(const LambOperands& t, const LambRow& row, int64_t i
   }
 }
 
-/// The same for moments in 8 bits.
+/// The same for moments in 8 bits. False as update_elements8.
 template <int V>
-AK_DEVICE void move_moments8(const UpdateOperands8<LambMoments>& t, WeightKind kind, const LambRow& row,
+AK_DEVICE bool move_moments8(const UpdateOperands8<LambMoments>& t, WeightKind kind, const LambRow& row,
                              const PhiloxKeys& seed, int64_t i, bool inside, Squares& sums) {
   Share8<LambMoments, 2, V> share{t, i, inside};
   share.load(kind);
+  bool fits = share.is_small();
   auto& [m, v] = share.moments;
   AK_UNROLL
   for (int j = 0; j < V; j++) {
@@ -113,14 +114,18 @@ AK_DEVICE void move_moments8(const UpdateOperands8<LambMoments>& t, WeightKind k
     share.decode_moments(j);
     Lamb::move_moments(m[j], v[j], effective_grad(share.grad[j], row.inv_scale, row.clip), row.scalars);
   }
-  share.store_moments(row.key(seed));
-  if (!inside) return;
+  share.encode_moments<false>(row.key(seed));
+  fits &= share.is_small();
+  if (V == 8 && warp_any(!fits)) return false;
+  share.store_moments();
+  if (!inside) return true;
   AK_UNROLL
   for (int j = 0; j < V; j++) {
     share.decode_moments(j);  // as the second pass will find them
     sums.weight += square(share.weight[j]);
     sums.direction += square(Lamb::direction(share.weight[j], m[j], v[j], row.scalars));
   }
+  return true;
 }
 
 /// The first pass: moves the moments and stores the sums of unit i in slots[i].
@@ -139,8 +144,8 @@ lamb_moments_kernel(AK_PARAM(Args) args, AK_PARAM(StepDecisions) decisions, cons
     const auto t = args.operands(tensor);
     Squares sums{};
     if constexpr (requires { args.exponents; }) {
-      for_each_share8<kThreads>(span, args.aligned[tensor], [&]<int V>(int64_t i, bool inside) {
-        move_moments8<V>(t, args.kind[tensor], row, seed, i, inside, sums);
+      for_each_share8<kThreads>(span, args.aligned[tensor], false, [&]<Share kShare>(int64_t i, bool inside) {
+        return move_moments8<kShare == Share::kOne ? 1 : 8>(t, args.kind[tensor], row, seed, i, inside, sums);
       });
     } else {
       with_weight_to_read(args.kind[tensor], [&]<class Weight>(Weight) {
