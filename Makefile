@@ -86,8 +86,8 @@ $(addprefix $(ABI)/,$(ABI_TORCH)): $(ABI)/%: $(ABI)/wheel
 	test -x $@/bin/python || $(BASE) -m venv $@
 	$@/bin/python -m pip install --quiet --no-cache-dir "torch==$*" pytest pytest-xdist hypothesis mpmath "numpy<2.4"
 	$@/bin/python -m pip install --quiet --no-deps --force-reinstall $(ABI)/wheel/*.whl
-	$(CXX) -std=c++20 -fsyntax-only -Icsrc $$($@/bin/python -c "import sysconfig, torch; at = torch.__path__[0] + '/include'; \
-	  print('-isystem', at, '-isystem', at + '/torch/csrc/api/include', '-isystem', sysconfig.get_paths()['include'])") csrc/autograd/*.cpp
+	ls csrc/autograd/*.cpp | xargs -n 1 -P $$(nproc) $(CXX) -std=c++20 -fsyntax-only -Icsrc $$($@/bin/python -c "import sysconfig, torch; \
+	  at = torch.__path__[0] + '/include'; print('-isystem', at, '-isystem', at + '/torch/csrc/api/include', '-isystem', sysconfig.get_paths()['include'])")
 	cd $(ABI) && $*/bin/python -m amp_kernels info --check
 	cd $(ABI) && $*/bin/python -m pytest $(SIDE_BY_SIDE) --sample $(ABI_SAMPLE) ../../tests/ops ../../tests/optim ../../tests/amp ../../tests/nn ../../tests/registration
 	rm -rf $@

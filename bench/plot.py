@@ -40,7 +40,7 @@ Bar = tuple[str, float, str]  # its name, length and color
 def ratios(rows: list[dict], family: str) -> tuple[list[Bar], int]:
     """Torch's time over ours in the cases of a family, from best to worst, and the number of all cases.
 
-    Of more than `MOST_BARS` cases those at equal distances in that order, with the best and the worst."""
+    More than `MOST_BARS` cases are thinned out at equal distances in that order; the best and the worst stay."""
     timed = [row for row in rows if row["op"] in FAMILIES[family] and row["provider"] == OURS and "speedup" in row]
     timed.sort(key=lambda row: -row["speedup"])
     count = len(timed)

@@ -238,7 +238,7 @@ def _kernel(row: dict) -> str:
 
 
 def machine(rows: list[dict]) -> str:
-    """Where and with what the rows were measured, in one paragraph. Rows of several runs name each."""
+    """Machine and versions with which the rows were measured, in one paragraph. Rows of several runs name each."""
 
     def each(values: Iterable[str]) -> str:
         return ", ".join(dict.fromkeys(values))

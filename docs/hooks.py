@@ -1,4 +1,4 @@
-"""What the site needs beyond its configuration: pages from files outside ``docs``, and roles of docstrings as links."""
+"""Additions to the site's configuration: pages from files outside ``docs``, and roles of docstrings as links."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ scaler = ak.GradScaler(device, init_scale=2.0**12)
 
 
 def log_probs(tokens, actions):
-    """Of each action, in FP32."""
+    """Log-probability of each action, in FP32."""
     with torch.autocast(device, torch.float16):
         return -ak.linear_cross_entropy(policy(tokens), head.weight, actions, reduction="none")
 

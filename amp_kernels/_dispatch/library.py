@@ -75,8 +75,8 @@ class Op:
     def __call__(self, *args, **kwargs):
         """Runs the op on the backend that the policy picks.
 
-        Where autograd has nothing to follow, as within a ``torch.autograd.Function``, the call goes below it: past the Python
-        function that stands at autograd's key, some 6 us for nothing. Elsewhere it goes through the dispatcher, so that a backward
+        If autograd has nothing to record, as within a ``torch.autograd.Function``, the call skips the Python function at
+        autograd's key, which saves some 6 us. Otherwise it goes through the dispatcher, so that a backward
         through a raw op raises.
         """
         tensor = args[0] if args else None

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 PACKAGE = Path(__file__).parents[1]
-#: What a backend's library of ops is called.
+#: The name of a backend's library of ops.
 LIBRARIES = {"cpu": "cpu", "cuda": "cuda", "emulate": "emulated"}
 #: The command that builds what is missing.
 BUILD = "pip install --no-build-isolation -v ."

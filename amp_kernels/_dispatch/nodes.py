@@ -74,7 +74,7 @@ def _why_not(info: dict, version: str) -> str | None:
 def may_serve() -> bool:
     """True if the module may serve a call. It checks the remaining conditions itself.
 
-    Every call of a small layer passes here, so it reads variables only. Of the compilers it asks for Dynamo: the others
+    Every call of a small layer passes here, so it reads variables only. It asks for Dynamo alone: the other compilers
     work under a mode, which the module sees.
     """
     return (

@@ -1,6 +1,6 @@
 """Dropout whose mask nobody stores: ``out = dropout(x) + residual`` from a seed, from which backward makes the mask again.
 
-Whether an element is dropped is a function of the seed and of the element's place (csrc/dropout/formula.h): Philox4x32-10, four
+The seed and the element's place decide whether it is dropped (csrc/dropout/formula.h): Philox4x32-10, four
 elements a call, 24 bits each. So the mask is the same on every backend, and for any number of threads. The op is linear in
 ``x``, and its gradient is the op itself, without a residual. Raw; ``amp_kernels.dropout_add`` is the differentiable one.
 """

@@ -3,7 +3,7 @@
 
 ``mask`` is bool ``[a, b, c, columns]`` with ``a * b * c`` rows, True where an element counts; any of the first three may be
 expanded. A row of which nothing counts, or that holds nothing but -inf, is NaN, or with ``safe`` softmax 0, log-softmax -inf.
-What does not count has gradient 0.
+Elements that do not count have gradient 0.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ def by_rows(
 ) -> Any:
     """``function(*rows, *weights)`` of each rank's part, as DTensors placed like the first of ``rows``.
 
-    Where its dimensions ``dims`` lie on several ranks, or sums are still to be made (``Partial``), the rows are put together
-    first, and so are weights that not every rank has. A weight's gradient is a sum over the ranks' rows, left to DTensor.
+    If its dimensions ``dims`` lie on several ranks, or sums are pending (``Partial``), the rows are gathered first, and so
+    are weights that not every rank has. A weight's gradient is a sum over the ranks' rows, left to DTensor.
 
     Raises:
         TypeError: one of them is a plain tensor, of which it cannot be known whether all ranks have the same.

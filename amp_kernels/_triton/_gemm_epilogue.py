@@ -6,7 +6,7 @@ result has the same bits each time. Both move 4 bytes a number that they add, a 
 
 Traps:
 
-- Whether accesses are 16 bytes wide or 2 hangs on what the compiler can prove about divisibility. Triton itself only notices
+- Accesses are 16 bytes wide if the compiler can prove divisibility, else 2. Triton itself only notices
   multiples of 16, so the VEC arguments say how many elements of the contiguous dimension an aligned group has, and ``multiple``
   writes that into the arithmetic. The extent counts as well: a mask ``column < N`` is as fine as N.
 - Hints on kernel arguments or on sums of pointer and offset are dropped silently; ``base`` therefore sums integers.

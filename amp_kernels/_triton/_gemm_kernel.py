@@ -6,7 +6,7 @@ It walks along K, and Triton pipelines the loads ``num_stages`` deep (cp.async o
 accumulators stay in fp32; everything that follows the last product is done on them, and each stored value is rounded once. Tiles are
 numbered in groups of GROUP_M rows of tiles, so that the programs that run at one time share rows of a and columns of b in L2.
 
-Where a result has few tiles and K is long, several programs share a tile, ``k_split`` of K each: c is then an fp32 matrix per split,
+If a result has few tiles and K is long, several programs share a tile, ``k_split`` of K each: c is then an fp32 matrix per split,
 and ``finish_kernel`` adds these in order and does the rest. An activation of two values (GATED) takes column j and column N + j of
 a @ b: the program multiplies its rows of a with two tiles of b, into two accumulators, so that both values meet in registers.
 

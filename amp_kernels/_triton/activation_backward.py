@@ -1,6 +1,6 @@
 """``amp_kernels::activation_backward`` in Triton: one read of the gradient and of the pre-activation, one write.
 
-The limit is memory, 6 bytes an element in 16 bits. Where both inputs are contiguous they are taken as one long row; otherwise a
+The limit is memory, 6 bytes an element in 16 bits. If both inputs are contiguous they are taken as one long row; otherwise a
 program walks a tile of rows and columns by strides, so that an expanded gradient (that of a sum) is not copied. An activation of two
 values reads them, and writes their gradients, in the left and the right half of the columns of one row.
 """

@@ -107,18 +107,20 @@ class GradScaler(HasCompiledCalls, _GradScaler):
         max_consecutive_skips: int | None = None,
         shard_group: ProcessGroup | None = None,
     ) -> None:
+        message = f"GradScaler: device is {device!r}; accepted: a device type such as 'cuda' or 'cpu'"
         if not isinstance(device, str):  # torch.cuda.amp.GradScaler begins with init_scale
-            raise TypeError(f"GradScaler: device is {device!r}; accepted: a device type such as 'cuda' or 'cpu'")
+            raise TypeError(message)
         try:
             torch.device(device)
         except RuntimeError:
-            raise ValueError(
-                f"GradScaler: device is {device!r}; accepted: a device type such as 'cuda' or 'cpu'"
-            ) from None
+            raise ValueError(message) from None
         enabled = enabled and is_enabled()
         # Set these even when disabled, so that torch's getters work.
-        self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
-        self._growth_interval = growth_interval
+        self._growth_factor, self._backoff_factor, self._growth_interval = (
+            growth_factor,
+            backoff_factor,
+            growth_interval,
+        )
         if enabled:
             check_factors(growth_factor, backoff_factor)
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
@@ -186,8 +188,7 @@ class GradScaler(HasCompiledCalls, _GradScaler):
         self.skips.create_counters(dev)
 
     def written_tensors(self) -> list[Tensor]:
-        tensors = self._scale, self._growth_tracker, self._rule.tracker, self.skips.pair
-        return [tensor for tensor in tensors if tensor is not None]
+        return [t for t in (self._scale, self._growth_tracker, self._rule.tracker, self.skips.pair) if t is not None]
 
     def _agreement(self, optimizer: Optimizer) -> Agreement:
         agreement = self._agreements.over(optimizer)
@@ -375,10 +376,9 @@ class GradScaler(HasCompiledCalls, _GradScaler):
             RuntimeError: the dict is empty, that is, from a disabled scaler.
         """
         super().load_state_dict(state_dict)
-        if not self._enabled:
-            return
-        self._rule.load_state_dict(state_dict)
-        self.skips.restart((state_dict.get("_skipped_steps", 0), state_dict.get("_consecutive_skips", 0)))
+        if self._enabled:
+            self._rule.load_state_dict(state_dict)
+            self.skips.restart((state_dict.get("_skipped_steps", 0), state_dict.get("_consecutive_skips", 0)))
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__() | {"_last_sum_sq": None, "_last_norm": None}

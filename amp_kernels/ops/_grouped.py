@@ -19,8 +19,8 @@ from .._raw import activation_backward
 from .._raw.grouped_gemm import grouped_gemm_accumulate_op, grouped_gemm_op, row_products, sum_products
 from . import _main_grad
 from ._autograd import add_gradient
+from ._linear import gradient_dtype, preactivation_gradient
 from ._tensors import cast, values_are_known
-from .linear import gradient_dtype, preactivation_gradient
 from .routing import combine_rows, spread_rows
 
 

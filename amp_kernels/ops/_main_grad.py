@@ -1,6 +1,6 @@
 """Weights whose gradient the GEMM of the backward adds to an fp32 buffer, ``main_grad``, without another kernel.
 
-A weight gradient is ``dz^T @ x``. Where gradients are accumulated over micro-batches autograd adds each one to ``.grad``
+A weight gradient is ``dz^T @ x``. If gradients are accumulated over micro-batches, autograd adds each one to ``.grad``
 by a kernel of its own, in the dtype of the weight. ``gemm_accumulate_`` does that inside the GEMM, in fp32.
 
 ``.grad`` stays the truth: it *is* ``main_grad`` (another tensor over the same memory), or ``None``, or whatever a user

@@ -21,8 +21,8 @@ from .._dispatch.library import Sample, decompose_batches, define, is_traced
 from .._raw import activation_backward, activation_forward
 from .._sharding.dtensor import by_rows, is_dtensor
 from ._autograd import under_transform
+from ._linear import gradient_dtype
 from ._tensors import is_strided
-from .linear import gradient_dtype
 
 
 class _Activation(torch.autograd.Function):

@@ -27,11 +27,12 @@ from .._checks.operands import check_no_internal_overlap, check_same_device, che
 from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
+from .._dispatch.policy import requested_backend
 from .._dispatch.samples import Normal
 from .._raw import cross_entropy_rows, unscale
 from .._sharding.dtensor import is_dtensor
 from ._autograd import under_transform
-from ._tensors import aligned, reshaped
+from ._tensors import aligned, reshaped, values_are_known
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -81,8 +82,8 @@ def once(op: str) -> None:
 
 
 def scaled(factor: Tensor, *gradients: tuple[Tensor | None, torch.dtype]) -> list[Tensor | None]:
-    """Each gradient times ``factor`` in fp32, rounded once to its dtype. Where nobody can ask for it again it is in place, and
-    not so much as read where the factor is 1, as it is of ``loss.backward()``: the device looks, not the host."""
+    """Each gradient times ``factor`` in fp32, rounded once to its dtype. If nobody can ask for it again it is in place, and
+    not even read if the factor is 1, as in ``loss.backward()``: the device looks, not the host."""
     factor = factor.float()
     eager = autocast.eager(factor, *(gradient for gradient, _ in gradients if gradient is not None))
     keep = eager and torch._C._autograd._get_current_graph_task_keep_graph()
@@ -214,8 +215,20 @@ def check_target(
         wanted = [size for dim, size in enumerate(shape) if dim != classes_dim]
         if list(target.shape) != wanted:
             raise ValueError(f"{op}: target has shape {list(target.shape)}; accepted: {wanted}, one class for each row")
+        if values_are_known(target) and not under_transform() and requested_backend() in (None, "cpu", "aten"):
+            _check_classes(op, target.long(), classes, ignore_index)
     if weight is not None and weight.shape != (classes,):
         raise ValueError(f"{op}: weight has shape {list(weight.shape)}; accepted: [{classes}], one for each class")
+
+
+def _check_classes(op: str, target: Tensor, classes: int, ignore_index: int) -> None:
+    wrong = (target != ignore_index) & ((target < 0) | (target >= classes))
+    if wrong.any():
+        at = wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"{op}: target{at or ''} is {target[tuple(at)].item()}; accepted: 0 to {classes - 1}, and ignore_index, "
+            f"{ignore_index}"
+        )
 
 
 def _cross_entropy(
@@ -346,8 +359,7 @@ def cross_entropy(
 
     Raises:
         TypeError: a dtype or layout is not accepted.
-        ValueError: a shape, device or option is not accepted.
-        RuntimeError: a class is out of range (CPU).
+        ValueError: a shape, device or option is not accepted, or a class is out of range (CPU; RuntimeError in a compiled program).
 
     Examples:
         >>> logits = torch.zeros(2, 4, dtype=torch.bfloat16, requires_grad=True)

@@ -18,7 +18,7 @@ from .._dispatch.library import Sample, decompose_batches, define
 from .._raw import dropout
 from .._raw._norm import check_like, check_rate
 from ._autograd import under_transform
-from .linear import gradient_dtype
+from ._linear import gradient_dtype
 
 
 class Dropout(torch.autograd.Function):

@@ -24,8 +24,8 @@ from .._raw import embedding_accumulate
 from .._sharding.dtensor import by_rows, is_dtensor
 from . import _main_grad
 from ._autograd import under_transform
+from ._linear import gradient_dtype
 from ._tensors import is_strided
-from .linear import gradient_dtype
 
 INDEX_DTYPES = (torch.int64, torch.int32)
 

@@ -13,7 +13,8 @@ bits and all sums in fp32: ``dz = grad * activation'(z)``; ``dx = dz @ weight`` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import overload
 
 import torch
 import torch.nn.functional as F
@@ -25,152 +26,13 @@ from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import k_blocks
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
-from .._raw import activation_backward
-from .._raw.column_sums import column_sums
 from .._sharding.dtensor import is_dtensor, of_weight
 from . import _main_grad
-from ._autograd import add_gradient, needs_gradient, under_transform
-from ._products import check_blocks, differentiable_product, gemm, gemm_options, working_dtype
+from ._autograd import needs_gradient, under_transform
+from ._linear import Linear, LinearSplit
+from ._products import check_blocks, gemm, gemm_options, working_dtype
 from ._shadows import fresh_shadow, shadows_exist, with_shadow
 from ._tensors import cast, flat, is_strided, like
-
-
-class _Linear(torch.autograd.Function):
-    """The autograd node of ``linear``.
-
-    The 16-bit copies of x and weight and the pre-activation are outputs too. So a recorded backward sees their dependence
-    on the inputs, and no fp32 copy is kept for it.
-    """
-
-    @staticmethod
-    def forward(ctx, x, weight, bias, shadow, activation, compute_dtype, batch_invariant):
-        ctx.set_materialize_grads(False)
-        needs_x, needs_weight = ctx.needs_input_grad[:2]
-        _main_grad.refuse_data_parallel(weight)
-        x16 = cast(x, compute_dtype)
-        weight16 = cast(weight, compute_dtype) if shadow is None else shadow
-        options = gemm_options(x16, batch_invariant=batch_invariant)
-        if activation != "none":
-            options |= {"activation": activation, "preact": True}
-        out, preact = gemm(flat(x16), weight16.t(), readable_bias(bias, compute_dtype), **options)
-        if preact is not None:
-            preact = like(x, preact)
-        ctx.activation = activation
-        ctx.batch_invariant = batch_invariant
-        if batch_invariant:
-            _main_grad.prepare(bias)
-        ctx.x_shape = x.shape
-        ctx.dtypes = x.dtype, gradient_dtype(weight), None if bias is None else gradient_dtype(bias)
-        # The fp32 weight is kept beside its shadow for a recorded backward, which must reach the weight itself.
-        ctx.save_for_backward(
-            x16 if needs_weight else None,
-            weight16 if needs_x else None,
-            preact,
-            weight if needs_x and shadow is not None else None,
-        )
-        return (
-            like(x, out),
-            preact,
-            x16 if needs_weight and x16 is not x else None,
-            weight16 if needs_x and shadow is None and weight16 is not weight else None,
-        )
-
-    @staticmethod
-    def backward(ctx, *grads):
-        gradients = _gradients(
-            grads,
-            ctx.saved_tensors,
-            ctx.needs_input_grad,
-            ctx.dtypes,
-            ctx.x_shape,
-            ctx.activation,
-            ctx.batch_invariant,
-            ctx,
-        )
-        return *gradients, None, None, None, None
-
-
-def _gradients(
-    grads, saved, needs_input_grad, dtypes, x_shape, activation, batch_invariant=0, ctx=None
-) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of x, weight and bias. ``grads`` and ``saved`` stand in the order of :class:`_Linear`, whose node is ``ctx``."""
-    grad, grad_preact, grad_x16, grad_weight16 = grads
-    x16, weight16, preact, weight = saved
-    x_dtype, weight_dtype, bias_dtype = dtypes
-    needs_x, needs_weight, needs_bias = needs_input_grad[:3]
-    if weight is not None and torch.is_grad_enabled():
-        weight16 = weight.to(weight16.dtype)
-    dz = preactivation_gradient(activation, grad, grad_preact, preact)
-    grad_x = grad_weight = grad_bias = None
-    if dz is not None:
-        dz = flat(dz)
-        if needs_x:
-            grad_x = differentiable_product(dz, weight16, x_dtype, 1.0, batch_invariant)
-            grad_x = grad_x if len(x_shape) == 2 else grad_x.view(x_shape)
-        if needs_weight:
-            grad_weight = weight_gradient(ctx, 1, dz, flat(x16), weight_dtype, batch_invariant)
-        if needs_bias:
-            grad_bias = bias_gradient(ctx, 2, dz, bias_dtype, batch_invariant)
-    return add_gradient(grad_x, grad_x16, x_dtype), add_gradient(grad_weight, grad_weight16, weight_dtype), grad_bias
-
-
-def _node_gradients(grads, saved, needs_input_grad, dtype_names, x_shape, compute_dtype, activation):
-    """:func:`_gradients` for a node in C++, which has two or three inputs and knows dtypes by name."""
-    dtypes = [getattr(torch, name) for name in dtype_names]
-    needs_input_grad, dtypes = (*needs_input_grad, False)[:3], (*dtypes, None)[:3]
-    return _gradients(grads, saved, needs_input_grad, dtypes, x_shape, activation)[: len(dtype_names)]
-
-
-nodes.FORMULAS["linear"] = _node_gradients
-
-
-def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
-    """The dtype in which a gradient is wanted: the tensor's own, unless it is a leaf that asks for another one."""
-    wide = parameter.dtype not in HALF_DTYPES or not parameter.is_leaf
-    return parameter.dtype if wide else parameter.grad_dtype or parameter.dtype
-
-
-def weight_gradient(
-    ctx: torch.autograd.function.FunctionCtx | None,
-    position: int,
-    dz: torch.Tensor,
-    x: torch.Tensor,
-    dtype: torch.dtype,
-    batch_invariant: int,
-) -> torch.Tensor:
-    """``dz^T @ x``, rounded once, or what autograd still has to add if it went to the weight's ``main_grad``; ``ctx`` and ``position``
-    as in :func:`_main_grad.into`. A sum over rows is one chain, whatever the number of blocks of K."""
-    chained = batch_invariant > 0
-    rest = None if ctx is None else _main_grad.accumulate(ctx, position, dz, x, chained)
-    return differentiable_product(dz.t(), x, dtype, 1.0, int(chained)) if rest is None else rest
-
-
-def bias_gradient(
-    ctx: torch.autograd.function.FunctionCtx | None,
-    position: int,
-    dz: torch.Tensor,
-    dtype: torch.dtype,
-    batch_invariant: int,
-) -> torch.Tensor:
-    """The sum of the rows of ``dz``; like :func:`weight_gradient`."""
-    if ctx is None or batch_invariant == 0 or torch.is_grad_enabled():
-        return cast(column_sums(dz), dtype)
-    total = _main_grad.Total(ctx, position, dz.shape[1:], dz.device)
-    total.add_rows(dz)
-    return total.gradient(dtype)
-
-
-def preactivation_gradient(
-    activation: str, grad: torch.Tensor | None, grad_preact: torch.Tensor | None, preact: torch.Tensor | None
-) -> torch.Tensor | None:
-    """The gradient of ``z``; ``grad_preact`` is what a differentiated backward sent to ``z`` directly."""
-    if grad is None or activation == "none":
-        return grad if grad is not None else grad_preact
-    if torch.is_grad_enabled():
-        dz = activation_backward.differentiable(grad, preact, activation)
-    else:
-        dz = activation_backward.op(grad, preact, activation=activation)
-    return add_gradient(dz, grad_preact, dz.dtype)
 
 
 def _linear(x, weight, bias=None, shadow=None, *, activation="none", compute_dtype=None, batch_invariant=0):
@@ -181,18 +43,33 @@ def _linear(x, weight, bias=None, shadow=None, *, activation="none", compute_dty
     if under_transform():
         bias = None if bias is None else bias.to(dtype)
         return ACTIVATIONS[activation](F.linear(x.to(dtype), weight.to(dtype), bias))
-    out_features = {"out_features": weight.shape[0]} if needs_gradient(x) else {}
-    check_blocks("linear", batch_invariant, in_features=weight.shape[1], **out_features)
+    _check_blocks(x, weight, batch_invariant)
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        return autocast.apply(_Linear, x, weight, bias, shadow, activation, dtype, batch_invariant)[0]
+        return autocast.apply(Linear, x, weight, bias, shadow, activation, dtype, batch_invariant)[0]
     weight16 = cast(weight, dtype) if shadow is None else shadow
     x16 = flat(cast(x, dtype))
     options = gemm_options(x16, batch_invariant=batch_invariant)
     if activation != "none":
         options["activation"] = activation
     return like(x, gemm(x16, weight16.t(), readable_bias(bias, dtype), **options)[0])
+
+
+def _linear_split(x, weight, bias=None, shadow=None, *, split, compute_dtype=None, batch_invariant=0):
+    dtype = working_dtype("linear", compute_dtype, x=x, weight=weight)
+    recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
+    if not recorded or dtype not in HALF_DTYPES or under_transform():
+        out = _linear(x, weight, bias, shadow, compute_dtype=compute_dtype, batch_invariant=batch_invariant)
+        return list(out.split(split, -1))
+    _check(x, weight, bias, shadow, dtype, compute_dtype is not None, "none")
+    _check_blocks(x, weight, batch_invariant)
+    return list(autocast.apply(LinearSplit, x, weight, bias, shadow, split, dtype, batch_invariant)[: len(split)])
+
+
+def _check_blocks(x, weight, batch_invariant: int) -> None:
+    out_features = {"out_features": weight.shape[0]} if needs_gradient(x) else {}
+    check_blocks("linear", batch_invariant, in_features=weight.shape[1], **out_features)
 
 
 def _check(x, weight, bias, shadow, dtype: torch.dtype, autocast: bool, activation: str) -> None:
@@ -253,13 +130,53 @@ op = define(
 autocast.lower_precision(op, with_shadow(3))
 
 
+def split_samples(device: str) -> Iterator[Sample]:
+    normal = Normal(device, grad=True)
+    for dtype in FLOATS:
+        yield (normal(2, 4, 5, dtype=dtype), normal(6, 5, dtype=dtype), normal(6, dtype=dtype)), {"split": [1, 3, 2]}
+    for dtype in HALF_DTYPES:
+        x, weight = normal(70, 8, dtype=torch.float32), normal(128, 8, dtype=torch.float32)
+        yield (x, weight), {"split": [64, 64], "compute_dtype": dtype}
+        yield (x.to(dtype), weight.to(dtype)), {"split": [0, 128], "batch_invariant": 1}
+
+
+split_op = define(
+    "linear_split(Tensor x, Tensor weight, Tensor? bias=None, Tensor? shadow=None, *, int[] split, "
+    "ScalarType? compute_dtype=None, int batch_invariant=0) -> Tensor[]",
+    _linear_split,
+    samples=split_samples,
+    composite=True,
+)
+
+autocast.lower_precision(split_op, with_shadow(3))
+
+
+@overload
 def linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
     activation: str | None = None,
-) -> torch.Tensor:
+    split: None = None,
+) -> torch.Tensor: ...
+@overload
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activation: None = None,
+    split: Sequence[int],
+) -> tuple[torch.Tensor, ...]: ...
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activation: str | None = None,
+    split: Sequence[int] | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """``activation(x @ weight^T + bias)``: torch.nn.functional.linear with a fused activation, differentiable.
 
     Args:
@@ -270,9 +187,13 @@ def linear(
         activation: ``None``, ``"relu"``, ``"gelu"`` (erf), ``"gelu_tanh"``, ``"silu"`` or ``"swiglu"``, computed in
             fp32 before the one rounding. ``"swiglu"`` is ``silu(gate) * up``; the first half of the output features are
             the gates.
+        split: sizes that add up to ``out_features``: the result is ``linear(...).split(split, -1)``. On Hopper the backward
+            reads the gradients of two or three pieces where they lie, such as attention's of q, k and v, if the sizes are
+            multiples of 64; otherwise it concatenates them once. Without an activation.
 
     Returns:
-        ``[..., out_features]`` in the working dtype, with ``"swiglu"`` ``[..., out_features / 2]``.
+        ``[..., out_features]`` in the working dtype, with ``"swiglu"`` ``[..., out_features / 2]``. With ``split`` a tuple of
+        views of that.
 
     The working dtype is that of ``x`` and ``weight``, which must agree: fp16 or bf16 runs this package's GEMM with fp32
     accumulation, fp32 and fp64 run torch's own linear. Inside torch.autocast it is autocast's dtype, whatever mix of
@@ -285,7 +206,7 @@ def linear(
 
     Raises:
         TypeError: a dtype or layout is not accepted; outside autocast dtypes are not mixed.
-        ValueError: shapes, devices, meshes or ``activation`` do not fit.
+        ValueError: shapes, devices, meshes, ``activation`` or ``split`` do not fit.
 
     Examples:
         >>> x, weight = torch.ones(2, 4), torch.full((3, 4), 0.5, requires_grad=True)
@@ -298,6 +219,8 @@ def linear(
         >>> weight.grad.dtype
         torch.float32
     """
+    if split is not None:
+        return _in_pieces(x, weight, bias, activation, split)
     if nodes.may_serve() and not _main_grad.in_use():
         shadow = fresh_shadow(weight, autocast.dtype_on(weight.device.type)) if shadows_exist() else None
         out = nodes.linear(x, weight, bias, shadow, "none" if activation is None else activation)
@@ -316,6 +239,24 @@ def linear(
         shadow = fresh_shadow(weight, dtype)
         return _linear(x, weight, bias, shadow, activation=activation, compute_dtype=dtype, batch_invariant=invariant)
     return op(x, weight, bias, activation=activation, batch_invariant=invariant)
+
+
+def _in_pieces(x, weight, bias, activation: str | None, split: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    check_tensors("linear", x=x, weight=weight)
+    check_tensors("linear", optional=True, bias=bias)
+    sizes = list(split)
+    if activation not in (None, "none"):
+        raise ValueError(f"linear: activation is {activation!r}; accepted with split: None")
+    if weight.ndim == 2 and (min(sizes, default=0) < 0 or sum(sizes) != weight.shape[0]):
+        raise ValueError(f"linear: split is {sizes}; accepted: sizes that add up to {weight.shape[0]}, out_features")
+    if is_dtensor(x) or is_dtensor(weight) or not is_strided(x):
+        return tuple(linear(x, weight, bias).split(sizes, -1))
+    invariant = k_blocks()
+    if not autocast.eager(x, weight):
+        return tuple(split_op(x, weight, bias, split=sizes, batch_invariant=invariant))
+    dtype = autocast.dtype_on(x.device.type)
+    shadow = fresh_shadow(weight, dtype)
+    return tuple(_linear_split(x, weight, bias, shadow, split=sizes, compute_dtype=dtype, batch_invariant=invariant))
 
 
 def _of_dtensors(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:

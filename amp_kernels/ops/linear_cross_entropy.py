@@ -8,7 +8,7 @@ GEMM), so its error does not grow with their number, and rounded once.
 As in ``cross_entropy`` gradients are made in the forward and multiplied in backward by the gradient of the loss. In fp16,
 whose range ends where gradients of the logits of a mean begin, the forward makes those of the sum, at most 1 in magnitude
 (33 with a z-loss), 2^10 times as large; what a mean divides by and the loss scale come to the gradients of input and
-weight, which are fp32 until then. Where that would not do, for ``reduction="none"`` and for fp16 without such a bound,
+weight, which are fp32 until then. If that would not do, for ``reduction="none"`` and for fp16 without such a bound,
 backward computes the logits once more: a fourth GEMM, and nothing kept but the inputs.
 
 float64, targets that require a gradient, and torch.func transforms take torch's own operations.
@@ -35,6 +35,7 @@ from .._raw.unit_sums import UNIT
 from .._sharding.dtensor import is_dtensor
 from . import _main_grad
 from ._autograd import needs_gradient, under_transform
+from ._linear import gradient_dtype
 from ._products import check_blocks, gemm, gemm_options, working_dtype
 from ._shadows import fresh_shadow, with_shadow
 from ._tensors import cast, reshaped
@@ -50,7 +51,7 @@ from .cross_entropy import (
     row_factors,
     scaled,
 )
-from .linear import check_shadow, gradient_dtype
+from .linear import check_shadow
 
 
 class _Head:
@@ -351,13 +352,12 @@ def linear_cross_entropy(
 
     The weight's gradient is summed over chunks in fp32 and rounded once, or goes to ``main_grad``
     (:func:`amp_kernels.nn.accumulate_fp32`). ``reduction="none"`` takes a fourth GEMM, as do class weights, probabilities
-    and a ``z_loss`` above 2^-12 in fp16. Where the incoming gradient of the loss is no power of two, the input's gradient is
+    and a ``z_loss`` above 2^-12 in fp16. If the incoming gradient of the loss is no power of two, the input's gradient is
     rounded twice, as in :func:`amp_kernels.cross_entropy`; in fp16 once. Not differentiable twice, but in float64.
 
     Raises:
         TypeError: a dtype or layout is not accepted, or a tensor is a DTensor; outside autocast dtypes are not mixed.
-        ValueError: a shape, device or option is not accepted.
-        RuntimeError: a class is out of range (CPU).
+        ValueError: a shape, device or option is not accepted, or a class is out of range (CPU; RuntimeError in a compiled program).
 
     Examples:
         >>> hidden, words = torch.randn(6, 8), torch.zeros(1000, 8, requires_grad=True)

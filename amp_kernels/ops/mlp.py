@@ -3,8 +3,8 @@
 The op is composite: it decomposes into two ``gemm`` forward, and backward into ``gemm_dact`` and three
 GEMMs. fp32 and fp64 outside autocast, torch.func transforms and forward-mode AD take torch's own operations.
 
-What fusing saves over two calls of ``linear``: the gradient of the hidden layer is never stored, and never rounded to 16
-bits, because ``gemm_dact`` takes the fp32 sums of ``dy @ w2`` through the derivative at once and sums the rows of
+Two calls of ``linear`` would store the gradient of the hidden layer and round it to 16 bits. The fused op does neither,
+because ``gemm_dact`` takes the fp32 sums of ``dy @ w2`` through the derivative at once and sums the rows of
 ``dz`` for the bias on the way. Saved for backward, all in 16 bits: ``x``, ``z = x @ w1^T + b1``, ``h = activation(z)``
 and the weights.
 """
@@ -28,10 +28,11 @@ from .._raw.gemm import gemm_dact_op
 from .._sharding.dtensor import is_dtensor
 from . import _main_grad
 from ._autograd import add_gradient, needs_gradient, under_transform
+from ._linear import bias_gradient, gradient_dtype, weight_gradient
 from ._products import check_blocks, differentiable_product, gemm, gemm_options, product, working_dtype
 from ._shadows import fresh_shadow
 from ._tensors import cast, flat, like
-from .linear import bias_gradient, check_shadow, gradient_dtype, linear, weight_gradient
+from .linear import check_shadow, linear
 
 
 class _Mlp(torch.autograd.Function):

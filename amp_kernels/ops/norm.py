@@ -31,9 +31,9 @@ from .._raw._norm import check_like, check_rate
 from .._sharding.dtensor import by_rows, is_dtensor
 from . import _main_grad
 from ._autograd import under_transform
+from ._linear import gradient_dtype
 from ._tensors import aligned, cast, is_strided, reshaped
 from .dropout_add import Dropout
-from .linear import gradient_dtype
 
 
 class _Norm(torch.autograd.Function):
@@ -72,14 +72,8 @@ class _Norm(torch.autograd.Function):
             of_branch = of_x
             if seed is not None and needs[0] and of_x is not None:
                 of_branch = Dropout.apply(of_x, None, seed, ctx.dropout_p, ctx.dtypes[0])
-        results = of_branch, of_weight, of_bias, of_x
-        return (
-            *(
-                cast(result, dtype) if needed and result is not None else None
-                for result, dtype, needed in zip(results, ctx.dtypes, needs, strict=True)
-            ),
-            *(None,) * 6,
-        )
+        results = zip((of_branch, of_weight, of_bias, of_x), ctx.dtypes, needs, strict=True)
+        return *(cast(t, dtype) if needed and t is not None else None for t, dtype, needed in results), *(None,) * 6
 
 
 def _parameter_gradients(ctx, x, weight, bias, mean, rstd, grad) -> Iterator[Tensor | None]:
@@ -234,11 +228,8 @@ def samples(device: str) -> Iterator[Sample]:
         x, residual = normal(3, 5, 4, dtype=dtype), normal(3, 5, 4, dtype=dtype)
         yield (x, [5, 4], normal(5, 4, dtype=dtype), None, residual), {"eps": 1e-6, "centred": i % 2 == 0}
     for dtype in (torch.float16, torch.bfloat16):
-        x, weight, residual = (
-            normal(4, 8, dtype=dtype),
-            normal(8, dtype=torch.float32),
-            normal(4, 8, dtype=torch.float32),
-        )
+        x = normal(4, 8, dtype=dtype)
+        weight, residual = normal(8, dtype=torch.float32), normal(4, 8, dtype=torch.float32)
         yield (x, [8], weight), {"eps": 1e-5, "centred": False}
         yield (x, [8], weight, None, residual), {"eps": 1e-5, "centred": True, "compute_dtype": dtype}
     seed = torch.tensor([1234567890123456789], device=device)

@@ -25,8 +25,8 @@ from .._raw.rotary import backward_op, check_shapes, check_weights, forward_op, 
 from .._sharding.dtensor import is_dtensor
 from . import norm
 from ._autograd import needs_gradient, under_transform
+from ._linear import gradient_dtype
 from ._tensors import cast
-from .linear import gradient_dtype
 
 
 def _swapped(x: Tensor) -> Tensor:

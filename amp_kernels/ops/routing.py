@@ -150,8 +150,11 @@ def route(chosen: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
     if num_groups < 0:
         raise ValueError(f"route: num_groups is {num_groups}; accepted: 0 or more")
     flat = chosen.reshape(-1)
-    groups, order = torch.where((flat >= 0) & (flat < num_groups), flat, num_groups).sort(stable=True)
-    every = torch.arange(num_groups, device=flat.device, dtype=flat.dtype)
+    groups = torch.where((flat >= 0) & (flat < num_groups), flat, num_groups)
+    if num_groups < 2**15:  # the radix sort of a GPU makes a pass over keys and order for each byte of a key
+        groups = groups.to(torch.int16)
+    groups, order = groups.sort(stable=True)
+    every = torch.arange(num_groups, device=flat.device, dtype=groups.dtype)
     offs = torch.searchsorted(groups, every, right=True, out_int32=True)
     rows = torch.arange(flat.shape[0], device=flat.device, dtype=torch.int32)
     return offs, torch.empty_like(rows).scatter_(0, order, rows).view(chosen.shape)

@@ -39,7 +39,7 @@ RATIOS = {
     "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
     "spectral_unclamped": lambda rows, columns: math.sqrt(rows / columns),
 }
-#: Of groups with ``algorithm="adamw"``, as torch.optim.AdamW's.
+#: Defaults of groups with ``algorithm="adamw"``, as torch.optim.AdamW's.
 ADAMW_DEFAULTS = {"betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False, "decoupled_weight_decay": True}
 
 

@@ -59,7 +59,7 @@ class _Priced(TorchDispatchMode):
 
 
 def iterations(chip: Chip) -> Table:
-    """Of five steps on all matrices of a model, in the form that each shape takes."""
+    """Time of five steps on all matrices of a model, in the form that each shape takes."""
     table: Table = [
         ("model", "matrices", "products", "products ms", "passes ms", "plain form at the rate of cuBLAS ms")
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..training.gpt import GPT2Config
 from .chips import Chip
@@ -18,7 +18,7 @@ from .measured import STEP_SHARES, norm_shares
 from .step import parameters, step
 from .trace import Op, Trace, trace
 
-GEMMS = {"mm", "addmm", "bmm", "ak::gemm", "ak::gemm_dact", "ak::gemm_accumulate_"}
+GEMMS = {"mm", "addmm", "bmm", "ak::gemm", "ak::gemm_dact", "ak::gemm_accumulate_", "ak::segmented_gemm"}
 COPIES = {"_to_copy", "copy_", "clone", "stack", "cat"}
 FAMILIES = {
     "attention": {"bench::attention", "bench::attention_backward"},
@@ -88,9 +88,21 @@ def copied_bytes(ops: list[Op], of: Callable[[Op], int] = moved_bytes) -> int:
     return sum(of(op) for op in ops if op.name in COPIES)
 
 
+def concatenated(op: Op) -> Op:
+    """The product of the concatenation, which takes the same time."""
+    *parts, b = op.shapes
+    dim, size = op.options["dim"], sum(part[op.options["dim"]] for part in op.shapes[:-1])
+    lines = parts[0][1 - dim]
+    shape, strides = ((lines, size), (size, 1)) if dim else ((size, lines), (1, size))
+    dtypes = op.dtypes[len(parts) - 1 :]
+    return replace(op, name="ak::gemm", shapes=[shape, b], strides=[strides, op.strides[-1]], dtypes=dtypes)
+
+
 def gemm_us(op: Op, chip: Chip) -> float:
     from amp_kernels import _host
 
+    if op.name == "ak::segmented_gemm":
+        op = concatenated(op)
     at = {"addmm": 1, "ak::gemm_accumulate_": 1}.get(op.name, 0)
     (*batch, m, k), (*_, n) = op.shapes[at], op.shapes[at + 1]
     activation = op.options.get("activation", "none")

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from amp_kernels._dispatch import autocast
+from amp_kernels._raw import segmented_gemm
 
 # Ops that move nothing: views and queries.
 FREE = {
@@ -171,7 +172,8 @@ def trace(build: Callable[[], tuple], dtype: torch.dtype = torch.bfloat16) -> Tr
     """The ops of a step that ``build()`` returns; under CPU autocast, whose rules are CUDA's for what these models call."""
     watched = mock.patch.object(autocast, "eager", _eager)
     nowhere = mock.patch.object(FakeTensor, "data_ptr", _no_address)
-    with watched, nowhere, FakeTensorMode(), _FusedAttention(dtype):
+    hopper = mock.patch.object(segmented_gemm, "chosen", _chosen)
+    with watched, nowhere, hopper, FakeTensorMode(), _FusedAttention(dtype):
         step = build()
         recorded = Trace()
         with recorded:
@@ -187,6 +189,11 @@ def trace(build: Callable[[], tuple], dtype: torch.dtype = torch.bfloat16) -> Tr
 
 def _eager(*tensors: torch.Tensor) -> bool:
     """The mode only watches."""
+    return True
+
+
+def _chosen(tensor: torch.Tensor) -> bool:
+    """The trace is of a GPU that reads segments."""
     return True
 
 

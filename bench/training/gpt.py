@@ -72,12 +72,13 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout) if dropout else None
 
     def attention(self, x: torch.Tensor, split: bool = False) -> torch.Tensor:
-        """With ``split`` autograd copies the gradients of q, k and v into one tensor once; of the view it makes a stack, and
-        copies that."""
+        """With ``split`` this package's linear reads the gradients of q, k and v where attention left them; of the view autograd
+        makes a stack, and copies that."""
         batch, context, width = x.shape
         size = width // self.heads
         if split:
-            q, k, v = (t.view(batch, context, self.heads, size).transpose(1, 2) for t in self.qkv(x).split(width, -1))
+            pieces = ak.linear(x, self.qkv.weight, self.qkv.bias, split=3 * [width])
+            q, k, v = (t.view(batch, context, self.heads, size).transpose(1, 2) for t in pieces)
         else:
             q, k, v = self.qkv(x).view(batch, context, 3, self.heads, size).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)

@@ -1,4 +1,4 @@
-// linear and matmul, on a CPU and on GPUs that the CUDA kernels serve. Specification: amp_kernels/ops/linear.py and
+// linear and matmul, on a CPU and on GPUs that the CUDA kernels serve. Specification: amp_kernels/ops/_linear.py and
 // _products.py.
 //
 // On a CPU the 16-bit copy of a leaf that requires grad comes from autocast's own cache, so that a weight that is used

@@ -88,6 +88,11 @@ AK_HD float abs(float x) {
 #endif
 }
 
+// Tests on bits, which hold under any fast-math flags.
+AK_HD bool is_finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f800000u; }
+AK_HD bool is_finite(double x) { return (bits_of(x) & 0x7ff0000000000000u) != 0x7ff0000000000000u; }
+AK_HD bool is_nan(float x) { return (bits_of(x) & 0x7fffffffu) > 0x7f800000u; }
+
 // NaN if either is NaN; +0 and -0 are unordered.
 AK_HD float min_or_nan(float a, float b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -95,7 +100,7 @@ AK_HD float min_or_nan(float a, float b) {
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
   return least;
 #else
-  return b < a ? b : a;
+  return b < a || is_nan(b) ? b : a;
 #endif
 }
 
@@ -105,13 +110,8 @@ AK_HD float max_or_nan(float a, float b) {
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(largest) : "f"(a), "f"(b));
   return largest;
 #else
-  return a < b ? b : a;
+  return a < b || is_nan(b) ? b : a;
 #endif
 }
-
-// Tests on bits, which hold under any fast-math flags.
-AK_HD bool is_finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f800000u; }
-AK_HD bool is_finite(double x) { return (bits_of(x) & 0x7ff0000000000000u) != 0x7ff0000000000000u; }
-AK_HD bool is_nan(float x) { return (bits_of(x) & 0x7fffffffu) > 0x7f800000u; }
 
 }  // namespace ak

@@ -41,6 +41,14 @@ struct GemmEpilogue {
 /// Upper bound of m, n, k and batch: kernels round up to whole tiles.
 inline constexpr int64_t kMostGemmSize = INT32_MAX - 1023;
 
+/// A matrix that continues A along the dimension in which A is contiguous: from column `begin` on, or if m_major_a from
+/// row `begin` on. Absent if `begin` is behind A's end.
+struct GemmSegment {
+  const void* data = nullptr;
+  int begin = INT32_MAX;  ///< a multiple of 64
+  int64_t ld = 0;
+};
+
 /// A is m x k and B is k x n, `batch` of each. C is m x n. Swiglu: B's columns are gate, then up, and C has n / 2
 /// columns. Backward of swiglu: C has 2 n columns, the gradients of gate, then of up. Strides are in elements.
 struct GemmProblem {
@@ -63,6 +71,7 @@ struct GemmProblem {
   int batch = 1;
   int64_t batch_stride_a = 0, batch_stride_b = 0;
   GemmEpilogue epilogue;
+  GemmSegment more_a[2];  ///< in the order of `begin`; gemm_sm90 alone reads them
 };
 
 /// A product for each group of rows of A and C, or of terms. A group's range ends before `offs[group]`, an end in
@@ -104,6 +113,9 @@ inline bool is_plain(const GemmEpilogue& e) {
          !e.residual.data && !e.z.data && !e.preact.data && !e.column_sums;
 }
 
+/// True if A is more than one matrix.
+inline bool is_segmented(const GemmProblem& q) { return q.more_a[0].data != nullptr; }
+
 /// True if the sum over k starts from C.
 inline bool is_chained(const GemmProblem& q) { return q.accumulate && q.batch_invariant && q.epilogue.alpha == 1.0f; }
 
@@ -119,20 +131,6 @@ inline int columns_of_sums(const GemmProblem& q) { return is_halved(q) ? q.n / 2
 inline int columns_of_c(const GemmProblem& q) {
   if (q.epilogue.activation != Activation::swiglu) return q.n;
   return q.epilogue.preact.data ? 2 * q.n : q.n / 2;
-}
-
-/// Tiles of the lower triangle of a matrix of `tiles` x `tiles`, and row and column of each. The triangle is folded
-/// into lines of equal length: of an even number of rows, the last and the first make a line, the last but one and the
-/// second, and so on; of an odd number, the last makes a line by itself.
-constexpr int64_t triangle_of(int64_t tiles) { return tiles * (tiles + 1) / 2; }
-struct TilePlace {
-  int row, column;
-};
-AK_HD TilePlace place_in_triangle(int index, int tiles) {
-  const int length = tiles + 1 - tiles % 2, line = index / length, across = index - line * length;
-  const int lower = tiles - line;  // tiles of the line's lower row
-  if (across < lower) return {lower - 1, across};
-  return {line - tiles % 2, across - lower};
 }
 
 }  // namespace ak

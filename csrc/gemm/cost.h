@@ -9,7 +9,9 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "gemm/phases.h"
 #include "gemm/sm80/gemm.h"
@@ -244,6 +246,11 @@ inline double sm90_between(const Sm90Epilogue& warp, double sums, const GemmTile
   const double alone = warp.lone_cycles(of_warp) * (t.pingpong ? kBesideProducts : 1);
   return std::max(alone, groups * warp.instructions.of(of_warp) / kIssue);
 }
+/// Cycles from the last wgmma of a tile with `sums` accumulators to the next tile.
+inline double sm90_finish_cycles(const GemmRequest& r, Sm90Finish finish, double sums, const GemmTile& t,
+                                 const GemmRates& rate) {
+  return rate.turn + (finish == Sm90Finish::kPlain ? 0 : kOperand) + sm90_between(sm90_epilogue(r, finish, t), sums, t);
+}
 /// Cycles of waves of tiles.
 inline double sm90_waves(double rounds, double product, double epilogue, const GemmTile& t) {
   return t.pingpong ? rounds * std::max(product, (product + epilogue) / 2) + epilogue : rounds * (product + epilogue);
@@ -267,9 +274,8 @@ inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTi
   const double sums = finish >= Sm90Finish::kTma  // only these skip columns out of bounds
                           ? std::min<double>(t.m, m) * std::min(tile_columns, columns) * (halved ? 2 : 1)
                           : t.m * t.n;
-  const double epilogue = rate.turn + (finish == Sm90Finish::kPlain ? 0 : kOperand) +
-                          sm90_between(sm90_epilogue(r, finish, t), sums, t) +
-                          (r.chained ? kOperand + t.m * t.n * 4.0 / rate.l2 : 0);
+  const double epilogue =
+      sm90_finish_cycles(r, finish, sums, t, rate) + (r.chained ? kOperand + t.m * t.n * 4.0 / rate.l2 : 0);
   double outside = rate.start;
   // Parts are written to memory, and the last to arrive reads them.
   if (splits > 1) outside += rounds * (2 * rate.start + t.m * t.n * 4.0 * (splits + 1) / rate.l2);
@@ -277,6 +283,38 @@ inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTi
   return outside / rate.clock +
          side_by_side(under_power(cycles / rate.clock, multiply_adds_of(r), rate),
                       memory_time(r, rate, swap ? clusters_n : clusters_m, swap ? clusters_m : clusters_n));
+}
+
+/// Microseconds of gemm_sm90_grouped for groups of these numbers of rows, of which `r` tells n and k. Tiles go to the
+/// SMs in turn, and a group's last one may be half a tile. Every group's matrix is read.
+inline double grouped_sm90_time(const GemmRequest& r, const GemmChip& chip, const std::vector<int>& sizes) {
+  constexpr int kRows = kGemmSm90GroupTile;
+  const GemmRates& rate = chip.rates;
+  const auto finish = [&](const GemmTile& t) {
+    return sm90_finish_cycles(r, sm90_finish(r, t, false), t.m * t.n, t, rate);
+  };
+  const auto cycles = [&](const GemmTile& t) {
+    return sm90_waves(1, whole(r.k, 64) * sm90_step(t, rate), finish(t), t) - finish(t);
+  };
+  const GemmTile tile{kRows, kRows, 1, 1, 2, true}, half{kRows / 2, kRows, 1, 1, 2, true};
+  const double of_tile = cycles(tile), of_half = cycles(half);
+  const int line_length = static_cast<int>(whole(halves_columns(r) ? r.n / 2 : r.n, halves_columns(r) ? 64 : kRows));
+  std::vector<double> busy(static_cast<size_t>(chip.sm_count));
+  double memory = 0, multiply_adds = 0;
+  size_t next = 0;
+  for (const int size : sizes) {
+    GemmRequest group = r;
+    group.m = static_cast<int>(whole(size, 64)) * 64;  // loaded and multiplied
+    const int lines = static_cast<int>(whole(size, kRows));
+    if (lines > 0) memory += memory_time(group, rate, 1, line_length);
+    multiply_adds += multiply_adds_of(group);
+    for (int i = 0; i < lines * line_length; i++) {
+      const bool is_half = place_in_group(i, lines, line_length).line == lines - 1 && group.m % kRows != 0;
+      busy[next++ % busy.size()] += is_half ? of_half : of_tile;
+    }
+  }
+  const double product = *std::max_element(busy.begin(), busy.end()) + finish(tile);
+  return rate.start / rate.clock + side_by_side(under_power(product / rate.clock, multiply_adds, rate), memory);
 }
 
 /// Microseconds of a symmetric product with a tile of gemm_sm90: a consumer's warp stores its sums twice.

@@ -1,7 +1,8 @@
-// gemm, gemm_dact, gemm_accumulate_ and syrk: from the schema to gemm/call.h.
+// gemm, gemm_dact, gemm_accumulate_, those of an A in segments, and syrk: from the schema to gemm/call.h.
 //
 // An operand whose rows or columns are contiguous is passed on as it lies; any other is copied once.
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -28,13 +29,18 @@ struct Call {
   std::vector<Tensor> copies;  // alive until the kernel of the CPU has run
 
   Call(const char* name, const Tensor& a_in, const Tensor& b_in, bool batch_invariant)
-      : op(name), target(name, {"a"}, a_in), a(checked(name, a_in, b_in), a_in.dim() - 1), b(b_in, b_in.dim() - 2) {
+      : Call(name, checked(name, a_in, b_in), b_in, a_in.size(a_in.dim() - 2), a_in.size(a_in.dim() - 1),
+             batch_invariant) {}
+
+  // An m x k operand whose first part is `a_in`.
+  Call(const char* name, const Tensor& a_in, const Tensor& b_in, int64_t m, int64_t k, bool batch_invariant)
+      : op(name), target(name, {"a"}, a_in), a(a_in, a_in.dim() - 1), b(b_in, b_in.dim() - 2) {
     target.check_place({"b"}, b_in);
     const int64_t d = a_in.dim();
     problem.type = dtype_of(a_in.scalar_type());
-    problem.m = as_int(op, a_in.size(d - 2));
+    problem.m = as_int(op, m);
     problem.n = as_int(op, b_in.size(d - 1));
-    problem.k = as_int(op, a_in.size(d - 1));
+    problem.k = as_int(op, k);
     problem.batch = d == 3 ? as_int(op, a_in.size(0)) : 1;
     problem.batch_invariant = batch_invariant;
   }
@@ -52,6 +58,7 @@ struct Call {
   // [.., M, columns]
   std::vector<int64_t> sizes(int64_t columns) const {
     std::vector<int64_t> sizes(a.tensor.sizes().begin(), a.tensor.sizes().end());
+    *(sizes.end() - 2) = problem.m;
     sizes.back() = columns;
     return sizes;
   }
@@ -89,17 +96,101 @@ struct Call {
 
   bool empty() const { return problem.m == 0 || problem.n == 0 || problem.batch == 0; }
 
-  // Runs the problem into problem.c. Not for empty results.
-  void run() {
+  void set_operands() {
     problem.a = target.read({"a"}, a.tensor), problem.b = target.read({"b"}, b.tensor);
     problem.ld_a = a.lies.ld, problem.ld_b = b.lies.ld;
     problem.m_major_a = !a.lies.k_contiguous, problem.n_major_b = !b.lies.k_contiguous;
     problem.batch_stride_a = batch_stride_of(a.tensor), problem.batch_stride_b = batch_stride_of(b.tensor);
+  }
+
+  // Runs the problem into problem.c. Not for empty results.
+  void run() {
+    set_operands();
 #ifdef AK_ON_CPU
     target.launch(gemm_cpu, problem);
 #else
     GemmLaunch(target).run(problem, gemm_tuning(a.tensor));
 #endif
+  }
+};
+
+// A call whose A is several matrices, side by side or with dim 0 one below the other.
+struct SegmentedCall : Call {
+  const TensorList& segments;
+  int64_t dim;
+
+  SegmentedCall(const char* name, const TensorList& a_in, const Tensor& b_in, int64_t along)
+      : SegmentedCall(name, a_in, b_in, along, checked_extent(name, a_in, b_in, along)) {}
+
+  // As Call::run(). Where the planned kernel does not read A as it lies, A is concatenated.
+  void run() {
+#ifndef AK_ON_CPU
+    if (lies_in_segments() && GemmLaunch(target).run_segments(problem, gemm_tuning(b.tensor))) return;
+    for (GemmSegment& s : problem.more_a) s = {};
+#endif
+    a = TensorOperand(joined(), 1);
+    Call::run();
+  }
+
+ private:
+  SegmentedCall(const char* name, const TensorList& a_in, const Tensor& b_in, int64_t along, int64_t extent)
+      : Call(name, a_in[0], b_in, along == 0 ? extent : a_in[0].size(0), along == 0 ? a_in[0].size(1) : extent, false),
+        segments(a_in),
+        dim(along) {}
+
+  // The rows or columns of all of A.
+  static int64_t checked_extent(const char* op, const TensorList& a, const Tensor& b, int64_t dim) {
+    AK_CHECK(dim == 0 || dim == 1, op, ": dim is ", dim, "; accepted: 0 or 1");
+    AK_CHECK(!a.empty(), op, ": a is empty; accepted: at least one matrix");
+    check_dtype(op, {"b"}, b, {ScalarType::Half, ScalarType::BFloat16});
+    int64_t extent = 0;
+    for (size_t i = 0; i < a.size(); i++) {
+      const ArgName name{"a", static_cast<int64_t>(i)};
+      check_dtype(op, name, a[i], {b.scalar_type()});
+      AK_CHECK(a[i].dim() == 2 && a[i].size(1 - dim) == a[0].size(1 - dim), op, ": ", name,
+               " must be a matrix with as many ", dim == 0 ? "columns" : "rows", " as a[0]; got shapes ",
+               Ints{a[i].sizes()}, " and ", Ints{a[0].sizes()});
+      extent += a[i].size(dim);
+    }
+    const int64_t k = dim == 0 ? a[0].size(1) : extent;
+    AK_CHECK(b.dim() == 2 && b.size(0) == k, op, ": b must have shape (", k, ", N); got ", Ints{b.sizes()});
+    return extent;
+  }
+
+  // Sets the operands as they lie. False if gemm_sm90 has no way to say so.
+  bool lies_in_segments() {
+    const size_t count = segments.size();
+    if (count < 2 || count - 1 > std::size(problem.more_a)) return false;
+    set_operands();
+    problem.m_major_a = dim == 0;
+    int64_t begin = 0;
+    for (size_t i = 0; i < count; i++) {
+      const Tensor& t = segments[i];
+      const int64_t ld = t.stride(1 - dim);
+      if (t.size(dim) == 0 || t.stride(dim) != 1 || t.size(1 - dim) == 1 || ld < t.size(dim)) return false;
+      const void* const data = target.read({"a", static_cast<int64_t>(i)}, t);
+      if (i == 0) {
+        problem.a = data, problem.ld_a = ld;
+      } else {
+        problem.more_a[i - 1] = {data, static_cast<int>(begin), ld};
+      }
+      begin += t.size(dim);
+    }
+    return true;
+  }
+
+  // Contiguous in `dim`.
+  Tensor joined() const {
+    const int64_t extent = dim == 0 ? problem.m : problem.k;
+    const Tensor lines = torch::stable::new_empty(segments[0], {segments[0].size(1 - dim), extent});
+    Tensor whole = dim == 1 ? lines : torch::stable::transpose(lines, 0, 1);
+    int64_t begin = 0;
+    for (const Tensor& segment : segments) {
+      Tensor to = torch::stable::narrow(whole, dim, begin, segment.size(dim));
+      torch::stable::copy_(to, segment);
+      begin += segment.size(dim);
+    }
+    return whole;
   }
 };
 
@@ -158,6 +249,25 @@ std::tuple<Tensor, Tensor> run_gemm_dact(const Tensor& a, const Tensor& b, const
   call.run();
   if (bias_grad) call.target.launch(gemm_column_sums, call.problem, static_cast<float*>(sums.mutable_data_ptr()));
   return {dz, sums};
+}
+
+Tensor run_segmented_gemm(TensorList a, const Tensor& b, int64_t dim, std::optional<ScalarType> out_dtype) {
+  SegmentedCall call("segmented_gemm", a, b, dim);
+  const Tensor out = call.target.empty({"out"}, call.sizes(call.problem.n), call.output_dtype(out_dtype));
+  call.problem.c = values_of(out, out.mutable_data_ptr());
+  if (!call.empty()) call.run();
+  return out;
+}
+
+void run_segmented_accumulate(const Tensor& c, TensorList a, const Tensor& b, bool overwrite) {
+  SegmentedCall call("segmented_gemm_accumulate_", a, b, 0);
+  check_dtype(call.op, {"c"}, c, {ScalarType::Float});
+  call.target.check_place({"c"}, c);
+  call.check_sizes("c", c, call.sizes(call.problem.n));
+  if (call.empty()) return;
+  call.problem.c = values_of(c, call.target.write({"c"}, c, !overwrite));
+  call.problem.accumulate = !overwrite;
+  call.run();
 }
 
 void run_gemm_accumulate(const Tensor& c, const Tensor& a, const Tensor& b, double alpha, double beta,
@@ -275,6 +385,8 @@ AK_OPS(m) {
   m.impl("gemm", TORCH_BOX(&ak::run_gemm));
   m.impl("gemm_dact", TORCH_BOX(&ak::run_gemm_dact));
   m.impl("gemm_accumulate_", TORCH_BOX(&ak::run_gemm_accumulate));
+  m.impl("segmented_gemm", TORCH_BOX(&ak::run_segmented_gemm));
+  m.impl("segmented_gemm_accumulate_", TORCH_BOX(&ak::run_segmented_accumulate));
   m.impl("syrk", TORCH_BOX(&ak::run_syrk));
 #ifndef AK_ON_CPU
   m.impl("_set_gemm_rates", TORCH_BOX(&ak::set_gemm_rates));

@@ -82,6 +82,18 @@ class GemmLaunch {
     launched();
   }
 
+  /// The product of an A in several matrices by the plan, and so with the bits, of the same A in one. False if that
+  /// plan does not read them where they lie; nothing was launched then.
+  bool run_segments(const GemmProblem& q, const GemmTuning& tuning) {
+    GemmProblem whole = q;
+    whole.a = nullptr;  // as aligned as fresh memory
+    whole.ld_a = q.m_major_a ? q.m : q.k;
+    const GemmPlan plan = plan_gemm_once(request_of(whole), chip_of(call_, tuning.rates), tuning.wanted(whole));
+    if (plan.kernel != GemmKernel::kSm90 || plan.repacked || plan.phases.count > 0) return false;
+    if (gemm_sm90_refuses(q, {plan.tile, plan.splits, plan.swapped})) return false;
+    return q.type == DType::kFloat16 ? product<fp16>(q, plan) : product<bf16>(q, plan);
+  }
+
  private:
   // For the parts of a split product.
   GemmScratch scratch(const GemmScratchSize& size) {

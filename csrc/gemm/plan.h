@@ -66,7 +66,7 @@ inline bool sm90_takes(const GemmRequest& r, const GemmTile& t, bool swap) {
   return !halves_columns(r) || (t.n % 128 == 0 && !(n_major_b && r.n % 16 != 0));
 }
 
-/// Of a symmetric product K is not split. Its bits are those of any tile, so the tile may suit the batch.
+/// K of a symmetric product is not split. Its bits are those of any tile, so the tile may suit the batch.
 inline GemmPlan plan_symmetric(const GemmRequest& r, const GemmChip& chip) {
   GemmPlan best;
   if (chip.sm90 && chip.capability == 90) {

@@ -6,6 +6,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "activation/name.h"
 #include "gemm/plan.h"
@@ -164,6 +165,14 @@ inline void bind_gemm_plan(pybind11::module_& m) {
       },
       "tile"_a, "splits"_a, "swapped"_a, "m"_a, "n"_a, "k"_a,
       "The predicted time with a tile of the Hopper kernel, one of gemm_candidates or another.");
+  m.def(
+      "gemm_sm90_grouped_microseconds",
+      [](const std::vector<int>& sizes, int n, int k, const pybind11::kwargs& given) {
+        const GemmQuestion question(1, n, k, given);
+        return detail::grouped_sm90_time(question.request, question.chip, sizes);
+      },
+      "sizes"_a, "n"_a, "k"_a,
+      "The predicted time of the Hopper kernel for groups of rows of these sizes, each with its matrix.");
   m.def(
       "gemm_epilogue",
       [](const pybind11::dict& tile, int m, int n, int k, const pybind11::kwargs& given) {

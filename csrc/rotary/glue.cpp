@@ -56,6 +56,22 @@ void check_weights(const char* op, const std::optional<Tensor>& q, const std::op
   }
 }
 
+// The operands that both ops have, checked.
+RotaryOperands checked(const char* op, const char* const (&names)[2], const Tensor& q, const Tensor& k,
+                       const Tensor& cos, const Tensor& sin, const std::optional<Tensor>& q_weight,
+                       const std::optional<Tensor>& k_weight) {
+  check_heads(op, {names[0]}, q, q);
+  check_heads(op, {names[1]}, k, q);
+  check_angles(op, {"cos"}, cos, cos, q);
+  check_angles(op, {"sin"}, sin, cos, q);
+  check_weights(op, q_weight, k_weight, q.size(3));
+  return {{with_dense_columns(q), with_dense_columns(k)},
+          torch::stable::contiguous(cos),
+          torch::stable::contiguous(sin),
+          {},
+          {dense(q_weight), dense(k_weight)}};
+}
+
 HeadRows head_rows(OpCall& call, ArgName name, const Tensor& t) {
   HeadRows rows{call.read(name, t), {}};
   for (int d = 0; d < 3; ++d) rows.strides[d] = t.size(d) == 1 ? 0 : t.stride(d);
@@ -106,16 +122,7 @@ std::tuple<Tensor, Tensor> run_rotary_forward(const Tensor& q, const Tensor& k, 
                                               const bool interleaved, const ScalarType out_dtype) {
   constexpr const char* op = "rotary_forward";
   OpCall call(op, {"q"}, q);
-  check_heads(op, {"q"}, q, q);
-  check_heads(op, {"k"}, k, q);
-  check_angles(op, {"cos"}, cos, cos, q);
-  check_angles(op, {"sin"}, sin, cos, q);
-  check_weights(op, q_weight, k_weight, q.size(3));
-  const RotaryOperands of{{with_dense_columns(q), with_dense_columns(k)},
-                          torch::stable::contiguous(cos),
-                          torch::stable::contiguous(sin),
-                          {},
-                          {dense(q_weight), dense(k_weight)}};
+  const RotaryOperands of = checked(op, kSides, q, k, cos, sin, q_weight, k_weight);
   Rotary p = problem_of(call, of, kSides, eps, interleaved);
   const auto [q_out, k_out] = outputs(call, of, out_dtype, p);
   call.launch(rotary_forward, p);
@@ -130,24 +137,15 @@ std::tuple<Tensor, Tensor, Tensor> run_rotary_backward(const Tensor& grad_q, con
                                                        const bool interleaved, const ScalarType out_dtype) {
   constexpr const char* op = "rotary_backward";
   OpCall call(op, {"grad_q"}, grad_q);
-  check_heads(op, {"grad_q"}, grad_q, grad_q);
-  check_heads(op, {"grad_k"}, grad_k, grad_q);
-  check_angles(op, {"cos"}, cos, cos, grad_q);
-  check_angles(op, {"sin"}, sin, cos, grad_q);
-  check_weights(op, q_weight, k_weight, grad_q.size(3));
+  RotaryOperands of = checked(op, kGradients, grad_q, grad_k, cos, sin, q_weight, k_weight);
   AK_CHECK(q_weight.has_value() == q.has_value() && q.has_value() == k.has_value(), op,
            ": q and k must be given with the weights, and only then");
   if (q) {
     check_heads(op, {"q"}, *q, *q);
     check_heads(op, {"k"}, *k, *q);
     AK_CHECK(same_sizes(*q, grad_q) && same_sizes(*k, grad_k), op, ": q and k must have the shapes of their gradients");
+    of.x[0] = with_dense_columns(*q), of.x[1] = with_dense_columns(*k);
   }
-  const RotaryOperands of{{with_dense_columns(grad_q), with_dense_columns(grad_k)},
-                          torch::stable::contiguous(cos),
-                          torch::stable::contiguous(sin),
-                          {q ? std::optional(with_dense_columns(*q)) : std::nullopt,
-                           k ? std::optional(with_dense_columns(*k)) : std::nullopt},
-                          {dense(q_weight), dense(k_weight)}};
   Rotary p = problem_of(call, of, kGradients, eps, interleaved);
   const auto [q_out, k_out] = outputs(call, of, out_dtype, p);
   const Tensor sums = call.empty({"grad_weights"}, {q_weight ? 2 : 0, p.width}, ScalarType::Float);

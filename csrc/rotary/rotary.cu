@@ -50,7 +50,7 @@ struct Slice {
   }
   AK_DEVICE int teams() const { return kWarpThreads / lanes; }
   AK_DEVICE bool has(int v) const { return first(v) < half; }
-  /// The first column of a vector. Of halves, columns that do not turn are in pairs, too.
+  /// The first column of a vector. Columns of halves that do not turn are in pairs, too.
   AK_DEVICE int vector(int v, bool second) const {
     const int at = first(v);
     if (interleaved) return kVec == 1 ? 2 * at + second : at + (second ? half : 0);

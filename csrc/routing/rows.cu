@@ -1,9 +1,9 @@
 // spread_rows and combine_rows: rows of tokens to the order of their groups, and back.
 //
 // Work: spread reads a row a token and writes top_k, and with y reads as many more; combine reads top_k and writes one.
-// 4 to 6 instructions an element: memory bandwidth is the limit. Plan: a warp a row. Of combine it is a piece of 256
+// 4 to 6 instructions an element: memory bandwidth is the limit. Plan: a warp a row. In combine it is a piece of 256
 // columns of a token's row, so that a few tokens fill the chip; a thread has 4 rows of 16 bytes in flight, and adds
-// them in the order of the choices. Of spread it is a whole row of the result, since the sum of products with y has one
+// them in the order of the choices. In spread it is a whole row of the result, since the sum of products with y has one
 // order; a thread has 2 pieces of x, and of y, in flight. The warps of a token follow each other, so that x comes from
 // memory once.
 //

@@ -40,7 +40,7 @@ def test_a_run_leaves_table_plot_and_record(tmp_path, capsys):
     assert (tmp_path / "train.txt").read_text().splitlines()[1] in capsys.readouterr().out
 
 
-TWO_RUNS = ("--dtype", "fp16", "--steps", 200)
+TWO_RUNS = ("--dtype", "fp16", "--steps", 60)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ from bench.training.trial import Trial
 number, real = int(sys.argv[1]), Trial._train_step
 
 def train_step(trial):
-    if trial.provider == "amp_kernels" and trial.step == 117:
+    if trial.provider == "amp_kernels" and trial.step == 37:
         os.kill(os.getpid(), number)
     real(trial)
 
@@ -79,7 +79,7 @@ def test_a_signal_saves_and_resume_ends_where_the_uninterrupted_run_does(tmp_pat
     assert "add --resume to continue" in rest
     saved = ak.checkpoint.load(ak.checkpoint.latest(tmp_path / train.CHECKPOINTS), rng=False)
     assert [run["name"] for run in saved["finished"]] == ["fp16 torch"]
-    assert saved["running"]["step"] == 118  # the step in which the signal comes is finished
+    assert saved["running"]["step"] == 38  # the step in which the signal comes is finished
     assert not (tmp_path / "train.json").exists()
 
     resumed = start("--resume", "--out", tmp_path)

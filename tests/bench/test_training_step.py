@@ -8,7 +8,7 @@ import torch
 import amp_kernels as ak
 from bench.prediction import loss
 from bench.prediction.chips import CHIPS
-from bench.prediction.price import COPIES, copied_bytes, facts, seconds, traces, whole
+from bench.prediction.price import COPIES, concatenated, copied_bytes, facts, seconds, traces, whole
 from bench.prediction.trace import trace
 from bench.training.gpt import CONTEXT
 from bench.training.gpt import GPT2_MODELS as MODELS
@@ -41,18 +41,30 @@ def test_a_converted_step_casts_gradients_of_the_stream_alone():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_norms_that_add_leave_no_cast(name):
-    """One copy, of attention's three gradients; the memory peak is that of the converted step."""
+    """Nor do they copy attention's gradients; the memory peak is that of the converted step."""
     config = MODELS[name]
     fused = traces(config, True, fused=True)
     eager, converted, found = (
         whole(facts, config, each) for each in (traces(config, False), traces(config, True), fused)
     )
     assert found["casts"] == 0
-    assert found["copies"] <= 0.2 * eager["copies"]
-    copies = Counter((op.name, len(op.shapes)) for op in fused[1].ops if op.name in COPIES)
-    assert copies.pop(("cat", 3)) == 2  # in two layers
-    assert set(copies) == {("copy_", 2)}  # the loss puts its gradient's chunks together
+    assert found["copies"] <= 0.01 * eager["copies"]
+    copies = Counter((op.name, op.shapes[0]) for op in fused[1].ops if op.name in COPIES)
+    assert copies.pop(("cat", (config.width,))) == 2  # in two layers, of the bias's sums
+    assert {name for name, _ in copies} == {"copy_"}  # the loss puts its gradient's chunks together
     assert found["first_peak"] <= 1.001 * converted["first_peak"]
+
+
+def test_a_product_of_segments_is_priced_as_that_of_their_concatenation():
+    ops = [op for op in traces(MODELS["gpt2-124m"], True, True, True)[0].ops if op.name == "ak::segmented_gemm"]
+    (dx, dw), chip = map(concatenated, ops), CHIPS["H200"]
+    tokens, width = MODELS["gpt2-124m"].batch * CONTEXT, MODELS["gpt2-124m"].width
+    assert dx.shapes == [(tokens, 3 * width), (3 * width, width)]
+    assert dw.shapes == [(3 * width, tokens), (tokens, width)]
+    assert (dx.strides[0], dw.strides[0]) == ((3 * width, 1), (1, 3 * width))
+    assert dx.dtypes == [torch.bfloat16] * 3
+    assert dw.dtypes == [torch.bfloat16] * 2 + [torch.float32]
+    assert [seconds(op, chip) for op in ops] == [seconds(op, chip) for op in (dx, dw)]
 
 
 def test_a_trace_keeps_no_tensor_alive():

@@ -4,6 +4,7 @@ Needs nvcc, no GPU."""
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 from pathlib import Path
@@ -163,13 +164,23 @@ def request(epilogue: str, as_float: bool) -> dict:
     }
 
 
+CXX = ["c++", "-std=c++20", "-O0", "-w", "-DAK_EMULATE", "-I", ROOT / "csrc"]
+
+
+@functools.cache
+def emulator(folder: Path) -> list[Path]:
+    """Objects of the emulator, which are the same for all tiles."""
+    sources = sorted((ROOT / "csrc" / "emulator").glob("*.cpp"))
+    subprocess.run([*CXX, "-c", *sources], check=True, timeout=PATIENCE, cwd=folder)
+    return [folder / f"{source.stem}.o" for source in sources]
+
+
 def arguments(folder: Path, tile: int, as_float: bool) -> tuple[int, dict[str, bytes]]:
     """Offset of the consumer's mailbox, and the kernel's last argument by epilogue."""
     program = folder / "arguments"
-    emulator = sorted((ROOT / "csrc" / "emulator").glob("*.cpp"))
-    defines = ["-DAK_EMULATE", f"-DTILE={tile}", f"-DFLOAT={str(as_float).lower()}"]
-    command = ["c++", "-std=c++20", "-O0", "-w", *defines, "-I", ROOT / "csrc", HERE / "epilogue_arguments.cpp"]
-    subprocess.run([*command, *emulator, "-o", program, "-pthread"], check=True, timeout=PATIENCE)
+    defines = [f"-DTILE={tile}", f"-DFLOAT={str(as_float).lower()}"]
+    command = [*CXX, *defines, HERE / "epilogue_arguments.cpp", *emulator(folder.parent), "-o", program, "-pthread"]
+    subprocess.run(command, check=True, timeout=PATIENCE)
     mailbox, *lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
     return int(mailbox), {name: bytes.fromhex(data) for name, data in (line.split() for line in lines)}
 

@@ -33,6 +33,7 @@ SPILLED_ON = {"sm_100": 16}
 RESERVED_SHARED = 1024  # by the system, sm_90 and later; older chips report what the kernel asked for
 WIDE_KERNELS = [name for name, budget in BUDGETS.items() if budget.wide_loads]
 WIDE_LOAD = re.compile(r"LDG\.[\w.]*128")
+SAMPLED_ARCHS = ("sm_80", "sm_90a")  # whose code every run reads; --exhaustive reads that of all
 SASS_KERNELS = [name for name, budget in BUDGETS.items() if budget.wide_loads or budget.opcodes or budget.whole_sectors]
 
 
@@ -115,9 +116,9 @@ def disassembled(binaries: list[Path], functions: list[Function]) -> Iterator[tu
             cuobjdump("-xelf", "all", binary.resolve(), cwd=folder)
             for cubin in sorted(Path(folder).iterdir()):
                 content = cubin.read_bytes()
-                if not any(symbol.encode() in content for symbol in symbols):
+                arch = archs.get(re.search(r"sm_\d+", cubin.name)[0])
+                if arch is None or not any(symbol.encode() in content for symbol in symbols):
                     continue
-                arch = archs[re.search(r"sm_\d+", cubin.name)[0]]
                 for symbol, _, code in listing.listed(cuobjdump("-sass", cubin)):
                     if symbol in symbols:
                         yield symbol, arch, code
@@ -135,9 +136,10 @@ class Code:
 
 
 @pytest.fixture(scope="module")
-def sass(binaries, functions) -> list[Code]:
+def sass(binaries, functions, request) -> list[Code]:
     """The code of the kernels with rules about it."""
-    wanted = [f for f in functions if f.kernel in SASS_KERNELS]
+    every = request.config.getoption("--exhaustive")
+    wanted = [f for f in functions if f.kernel in SASS_KERNELS and (every or f.arch in SAMPLED_ARCHS)]
     return [Code(kernel_of(symbol), arch, code) for symbol, arch, code in disassembled(binaries, wanted)]
 
 
@@ -224,9 +226,9 @@ def test_the_table_in_the_docs():
     assert table() in (ROOT / "docs" / "ptx.md").read_text(), "docs/ptx.md has other budgets"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_wgmma_is_never_serialised(binaries, functions):
-    """In every instance of the Hopper GEMM: the products of a k step start together. Where ptxas sees a hazard it starts and
+    """In every instance of the Hopper GEMM: the products of a k step start together. If ptxas sees a hazard it starts and
     awaits each by itself. And no memory barrier stands among them."""
     instances = [f for f in functions if f.kernel == "gemm_sm90_kernel"]
     seen = 0

@@ -34,4 +34,6 @@ def slices(tile: dict) -> int:
 )
 def test_steady_state(number, gemm_instance):
     ((_, code),) = parse(cuobjdump("-sass", gemm_instance(number))).items()
-    assert not faults(list(code.values()), TILES[number]["n"], slices(TILES[number]))
+    tile, instructions = TILES[number], list(code.values())
+    assert not faults(instructions, tile["n"], slices(tile))
+    assert any(x.name == "USETMAXREG" for x in instructions) == (tile["consumers"] > 1)

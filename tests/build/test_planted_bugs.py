@@ -19,7 +19,7 @@ from .kernel_budgets import BUDGETS
 from .test_kernel_budgets import crowded, too_little_in_flight
 
 ROOT = Path(__file__).parents[2]
-NORM, WALK, GEMM = "gradients/check_and_norm.cu", "base/vector_walk.cuh", "gemm/sm90/gemm.cuh"
+NORM, WALK, GEMM = "gradients/check_and_norm.cu", "base/vector_walk.cuh", "gemm/sm90/main_loop.cuh"
 TILE = "gemm/sm90/tile.cuh"
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: nothing can be compiled")
@@ -90,9 +90,9 @@ def test_main_loop(file, old, new, seen, tmp_path):
 @pytest.mark.exhaustive
 def test_an_epilogue_without_registers_waits(tmp_path):
     """232 registers instead of 240: derivatives are computed with fewer independent chains."""
-    csrc = planted(tmp_path, TILE, "kAccumulators == 128 ? 24 : 40;", "40;")
+    csrc = planted(tmp_path, TILE, "kManyRegisters ? 24 : 40;", "40;")
     text = (csrc / TILE).read_text()
-    (csrc / TILE).write_text(text.replace("kAccumulators == 128 ? 240 : 232;", "232;"))
+    (csrc / TILE).write_text(text.replace("kManyRegisters ? 240 : 232;", "232;"))
     tile = epilogue.number("128x128 pingpong")
     over, _ = epilogue.faults(tile, False, compile_instance(tmp_path, tile, csrc=csrc), tmp_path)
     assert {("dgelu", "cycles"), ("dsilu", "cycles")} <= over.keys()

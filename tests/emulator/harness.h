@@ -1,5 +1,6 @@
 // Shared by the tests on the emulator: seeds to run, and the counting and printing of failures.
-//   test_X            the seeds that `make test` runs
+//   test_X            a sample: one of the usual seeds per case, and of long programs one case in two
+//   test_X all        all cases, under all of the usual seeds
 //   test_X 24         that many seeds per case
 //   test_X --seed 17  replays one schedule
 #pragma once
@@ -20,17 +21,29 @@ namespace ak::test {
 
 struct Seeds {
   uint64_t first = 0, count = 4;
+  uint64_t one_case_in = 1;
+  bool sampled = false;
 
-  Seeds(int argc, char** argv, uint64_t usual) : count(usual) {
+  Seeds(int argc, char** argv, uint64_t usual, uint64_t one_case_in = 1)
+      : count(usual), one_case_in(one_case_in), sampled(argc == 1) {
     if (argc == 3 && std::strcmp(argv[1], "--seed") == 0) {
       first = std::strtoull(argv[2], nullptr, 10);
       count = 1;
-    } else if (argc == 2) {
+    } else if (argc == 2 && std::strcmp(argv[1], "all") != 0) {
       count = std::strtoull(argv[1], nullptr, 10);
-    } else if (argc != 1) {
-      std::fprintf(stderr, "usage: %s [number of seeds | --seed SEED]\n", argv[0]);
+    } else if (argc > 2) {
+      std::fprintf(stderr, "usage: %s [all | number of seeds | --seed SEED]\n", argv[0]);
       std::exit(2);
     }
+  }
+  /// Those of a case; none if the sample leaves it out.
+  Seeds of_case(int number) const {
+    if (!sampled) return *this;
+    const uint64_t drawn = static_cast<uint64_t>(number) * 0x9E3779B97F4A7C15 >> 32;  // independent of nested loops
+    Seeds one = *this;
+    one.first = drawn / one_case_in % count;
+    one.count = drawn % one_case_in == 0;
+    return one;
   }
 };
 
@@ -38,11 +51,11 @@ class Cases {
  public:
   Cases(const char* name, Seeds seeds) : name_(name), seeds_(seeds) {}
 
-  /// Calls run() once per seed; it returns "" or what is wrong. The first failure of a case is told.
+  /// Calls run() for each of the case's seeds; it returns "" or what is wrong. The first failure of a case is told.
   template <class Run>
   void check(const std::string& title, Run run) {
-    cases_++;
-    for (uint64_t seed = seeds_.first; seed < seeds_.first + seeds_.count; seed++) {
+    const Seeds seeds = seeds_.of_case(cases_++);
+    for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; seed++) {
       emu::options() = {};
       emu::options().seed = seed;
       const std::string wrong = run();
@@ -53,7 +66,7 @@ class Cases {
       return;
     }
   }
-  /// Passes if run() reports something that contains `part` under at least one seed.
+  /// Passes if run() reports something that contains `part` under at least one of the usual seeds.
   template <class Run>
   void check_fails(const std::string& title, const char* part, Run run) {
     cases_++;

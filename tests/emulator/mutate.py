@@ -3,7 +3,7 @@
     tests/emulator/mutate.py                    all lists in mutants/
     tests/emulator/mutate.py gemm_sm90          one list
     tests/emulator/mutate.py gemm_sm90 --only 3,7
-    tests/emulator/mutate.py --every 4          one in four of each list, after `make test`
+    tests/emulator/mutate.py --sample 20        20 bugs, evenly spread over all lists, after `make test`; each commit draws others
 
 A mutant rebuilds only the test program of its kernel, against the emulator as it is; one in the host code of the ops rebuilds
 what it changes of the emulated library, and its test is a pytest file (``mutated_ops.py``). Fails if fewer than 90 % are
@@ -56,7 +56,7 @@ def build_and_run(test: str, sources: Path, program: Path) -> tuple[str, str]:
         errors = [line for line in compiled.stderr.splitlines() if "error" in line]
         return "broken", (errors or ["the compiler said nothing"])[0]
     # The first failure is enough; the other cases need not run.
-    run = subprocess.Popen(limited([program]), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    run = subprocess.Popen(limited([program, "all"]), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     failure = next((line for line in run.stdout if line.startswith("FAIL")), None)
     if failure is not None:
         run.kill()
@@ -83,11 +83,18 @@ def try_mutant(test: str, mutant: Mutant | None) -> tuple[str, str]:
         return build_and_run(test, sources, Path(folder) / "test")
 
 
+def drawn(jobs: list, count: int) -> list:
+    """So many of the jobs at equal distances, the first of which is the commit's."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    first = int(commit or "0", 16)
+    return [jobs[(first + i * len(jobs) // count) % len(jobs)] for i in range(min(count, len(jobs)))]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lists", nargs="*", help="names of files in mutants/ (default: all)")
     parser.add_argument("--only", help="comma-separated numbers of the mutants to try")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="try one mutant in N of each list")
+    parser.add_argument("--sample", type=int, metavar="N", help="try N mutants, which the commit draws from all")
     parser.add_argument("--list", action="store_true", help="only check that each mutant can be planted, and name it")
     arguments = parser.parse_args()
     names = arguments.lists or sorted(p.stem for p in (HERE / "mutants").glob("*.py") if p.stem != "__init__")
@@ -110,13 +117,13 @@ def main() -> int:
 
     jobs = []
     for name, module in mutants.items():
-        if arguments.every == 1:  # a sample follows `make test`, which has run the tests with nothing planted
+        if not arguments.sample:  # a sample follows `make test`, which has run the tests with nothing planted
             jobs.append((f"{name}, nothing planted", module.TEST, None))
         jobs += [
-            (f"{name} {i}", module.TEST, mutant)
-            for i, mutant in enumerate(module.MUTANTS)
-            if (only is None or i in only) and i % arguments.every == 0
+            (f"{name} {i}", module.TEST, mutant) for i, mutant in enumerate(module.MUTANTS) if only is None or i in only
         ]
+    if arguments.sample:
+        jobs = drawn(jobs, arguments.sample)
 
     caught, total, faults = 0, 0, []
     with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:

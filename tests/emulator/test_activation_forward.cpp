@@ -1,5 +1,9 @@
 // activation_forward on the emulator: activations, types, alignments and tails, bit for bit against the formula.
 #include "activation/forward.cu"
+
+#include <cmath>
+#include <utility>
+
 #include "activation/name.h"
 #include "harness.h"
 
@@ -28,6 +32,21 @@ std::string run(Activation activation, int rows, int columns, const int (&offset
   return out.check_written();
 }
 
+/// As min.NaN and max.NaN of a GPU.
+std::string smaller_and_larger() {
+  for (const float x : {1.0f, NAN}) {
+    for (const float y : {2.0f, NAN}) {
+      const bool nan = is_nan(x) || is_nan(y);
+      for (const auto& [a, b] : {std::pair(x, y), {y, x}}) {
+        const float least = min_or_nan(a, b), most = max_or_nan(a, b);
+        if (nan ? !is_nan(least) || !is_nan(most) : least != 1.0f || most != 2.0f)
+          return emu::format("of %g and %g the smaller is %g, the larger %g", a, b, least, most);
+      }
+    }
+  }
+  return "";
+}
+
 void check_all(Cases& cases) {
   for (int i = 0; i < kActivations; i++) {
     const Activation activation = static_cast<Activation>(i);
@@ -43,6 +62,7 @@ void check_all(Cases& cases) {
       cases.check(name + ", unaligned", [&] { return run<bf16>(activation, 5, 64, offset); });
     }
   }
+  cases.check("the smaller and the larger number", smaller_and_larger);
   cases.check("a thousand blocks", [] { return run<bf16>(Activation::relu, 1024, 2048); });
   cases.check("nothing", [] {
     return message_of(activation_forward({nullptr, nullptr, DType::kFloat16, 0, 8, Activation::gelu}, nullptr));

@@ -23,7 +23,7 @@ emu::Buffer<T> random_operand(const char* name, size_t count, uint64_t seed) {
   return emu::Buffer<T>(name, values);
 }
 
-/// Of a k that is cut into parts: rows of A and B, or of their transposes, follow each other.
+/// Operands of a k that is cut into parts: rows of A and B, or of their transposes, follow each other.
 template <class T, Major kMajor>
 struct Operands {
   int m, n, k;

@@ -174,7 +174,7 @@ void narrow(Cases& cases) {
 }  // namespace ak::test::epilogue
 
 int main(int argc, char** argv) {
-  ak::test::Cases cases("gemm_epilogue_tma", ak::test::Seeds(argc, argv, 2));
+  ak::test::Cases cases("gemm_epilogue_tma", ak::test::Seeds(argc, argv, 2, 2));
   ak::test::epilogue::forward(cases);
   ak::test::epilogue::in_turns(cases);
   ak::test::epilogue::with_z(cases);

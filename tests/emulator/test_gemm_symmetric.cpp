@@ -183,7 +183,7 @@ void refused(Cases& cases) {
 }  // namespace ak::test
 
 int main(int argc, char** argv) {
-  ak::test::Cases cases("gemm_symmetric", ak::test::Seeds(argc, argv, 2));
+  ak::test::Cases cases("gemm_symmetric", ak::test::Seeds(argc, argv, 2, 2));
   ak::test::sizes(cases);
   ak::test::triangles(cases);
   ak::test::batches(cases);

@@ -54,6 +54,22 @@ void sizes(Cases& cases) {
   check<fp16>(cases, {.total = 600, .other = 16, .n = 16, .ends = {0, 600}, .sums = true, .sms = 1}, {Kernel::kSm90});
 }
 
+/// Every number of rows of a group that ends within its first or second slice of 64, or a little later: before a group
+/// of NaN, and before rows that nobody may read.
+void every_size(Cases& cases) {
+  for (int size = 0; size <= 200; size++) {
+    Setup s{.total = size + 9, .other = 72, .n = 16, .ends = {3, 3 + size, size + 5}, .sms = size % 3 + 1};
+    s.nan_group = 2;
+    check<bf16>(cases, s, {Kernel::kSm90});
+    s.ends = {3, 3 + size, 3 + size};
+    s.other = 8, s.n = 136;
+    s.n_major_b = true, s.fp32 = size % 3 == 0;
+    s.gap = size % 5 == 0;                                            // stored by the threads
+    if (size % 2) s.activation = Activation::relu, s.keeps_z = true;  // moved by the scheduler warp
+    check<fp16>(cases, s, {Kernel::kSm90});
+  }
+}
+
 /// Many groups, most of them empty: more than a warp looks at in one step.
 void many_groups(Cases& cases) {
   Ends ends(70, 0);
@@ -198,7 +214,7 @@ void random_products(Cases& cases, int count) {
 }  // namespace ak::test
 
 int main(int argc, char** argv) {
-  ak::test::Cases cases("grouped", ak::test::Seeds(argc, argv, 1));
+  ak::test::Cases cases("grouped", ak::test::Seeds(argc, argv, 1, 2));
   ak::test::partitions(cases);
   ak::test::hostile(cases);
   ak::test::sums(cases);
@@ -206,6 +222,7 @@ int main(int argc, char** argv) {
   ak::test::many_groups(cases);
   ak::test::replayed(cases);
   ak::test::sizes(cases);
+  ak::test::every_size(cases);
   ak::test::epilogues(cases);
   ak::test::refused(cases);
   ak::test::random_products(cases, 30);

@@ -94,7 +94,7 @@ def test_every_argument_has_its_own_place(activation, out_dtype, capability):
 
 
 def test_halves_that_tma_cannot_read(capability):
-    """Of an n-major B the second half of a row begins within 16 bytes: the other kernel serves."""
+    """The second half of a row of an n-major B begins within 16 bytes: the other kernel serves."""
     a, b = integers(20, 16), integers(2, 16, 40, seed=1)
     launched = assert_same_on_both(lambda: grouped_gemm_op(a, b, ends(3, 20), activation="swiglu"))
     assert launched[-1] == "gemm_sm80_grouped"

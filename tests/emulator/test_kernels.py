@@ -31,17 +31,26 @@ def programs() -> Path:
     return BUILD
 
 
+def check(*command: object):
+    run = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=PATIENCE)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("test", TESTS)
 def test_on_emulator(programs: Path, test: str):
-    run = subprocess.run([programs / test], capture_output=True, text=True, timeout=PATIENCE)
-    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+    check(programs / test)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("test", TESTS)
+def test_under_all_seeds(programs: Path, test: str):
+    check(programs / test, "all")
 
 
 @pytest.mark.exhaustive
 def test_no_schedule_of_grouped_products_hangs(programs: Path):
-    run = subprocess.run([programs / "test_grouped_schedules", "100"], capture_output=True, text=True, timeout=PATIENCE)
-    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+    check(programs / "test_grouped_schedules", 100)
 
 
 def test_every_kernel_is_tested():

@@ -1,5 +1,5 @@
-// Every entry of csrc/device once, for ptxas: test_vocabulary.py compiles this file, nothing runs it. What an entry
-// does is tested on the emulator; here it is only shown that the PTX behind it is accepted.
+// Every entry of csrc/device once, for ptxas: test_vocabulary.py compiles this file, nothing runs it. The
+// emulator tests the results of an entry; here ptxas only has to accept its PTX.
 #include "device/approx.cuh"
 #include "device/async_copy.cuh"
 #include "device/block.cuh"

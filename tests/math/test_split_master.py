@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from amp_kernels import _host
-from amp_kernels._raw._split_master import split_master24
+from amp_kernels._raw._split_master import join_master, split_master, split_master24
 
 DTYPES = ("float16", "bfloat16")
 
@@ -81,6 +81,27 @@ def test_remainder_zero_is_the_weight_itself(dtype):
     assert np.array_equal(np.signbit(joined), np.signbit(widened))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torchs_form_has_the_same_bits(dtype):
+    """That of the references and checkpoints: all upper halves of fp32 codes, and all weights, with these lower halves."""
+    lower = np.array([0, 1, 0x0FFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=np.uint32)
+    x = ((np.arange(1 << 16, dtype=np.uint32) << 16)[:, None] | lower).reshape(-1).view(np.float32)
+    weight, remainder = split_master(torch.from_numpy(x), getattr(torch, dtype))
+    wanted = _host.split_master(x, dtype)
+    numbers = ~np.isnan(x)
+    assert np.array_equal(weight.view(torch.uint16).numpy()[numbers], wanted[0][numbers])
+    assert np.array_equal(remainder.numpy()[numbers], wanted[1][numbers])
+    assert weight.isnan().numpy()[~numbers].all()
+    assert join_master(weight, remainder).isnan().numpy()[~numbers].all()
+    weights = np.repeat(np.arange(1 << 16, dtype=np.uint16), lower.size)
+    remainders = np.tile(lower.astype(np.uint16).view(np.int16), 1 << 16)
+    back = join_master(torch.from_numpy(weights).view(getattr(torch, dtype)), torch.from_numpy(remainders)).numpy()
+    joined = _host.join_master(weights, remainders, dtype)
+    numbers = ~np.isnan(joined)
+    assert np.array_equal(np.isnan(back), ~numbers)
+    assert np.array_equal(back.view(np.uint32)[numbers], joined.view(np.uint32)[numbers])
+
+
 def test_sizes_must_agree():
     with pytest.raises(ValueError, match="join_master: arrays of 2 and 3 elements"):
         _host.join_master(np.zeros(2, dtype=np.uint16), np.zeros(3, dtype=np.int16), "bfloat16")
@@ -98,7 +119,7 @@ def test_a_weight_that_was_set_to_zero_is_zero_whatever_its_remainder(dtype, zer
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_all_codes_of_24_bits_come_back_whatever_the_random_bits(dtype):
-    """Of every weight and remainder: what they join to splits into them. Not: a zero with a negative remainder, which is zero, a NaN,
+    """Every weight and remainder join to a number that splits into them. Not: a zero with a negative remainder, which is zero, a NaN,
     whose remainder may be any, and in fp16 an infinity with a remainder."""
     weight, remainder = np.meshgrid(np.arange(1 << 16), np.arange(-128, 128), indexing="ij")
     weight, remainder = weight.reshape(-1).astype(np.uint16), remainder.reshape(-1).astype(np.int8)

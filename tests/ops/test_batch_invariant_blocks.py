@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
+from amp_kernels._dispatch.batch_invariant import is_batch_invariant
 from amp_kernels.distributed import tree_sum
 from amp_kernels.testing import generators
 from amp_kernels.testing.backends import use
@@ -106,10 +107,10 @@ def test_blocks_of_a_compiled_function():
 
     w, x = normal(16, 64, seed=1), normal(5, 64)
     compiled = torch.compile(lambda x: ak.linear(x, w), fullgraph=True, backend=backend)
-    for blocks in (1, 2, 4, 8, 2, 1):
-        with ak.batch_invariant(k_blocks=blocks):
+    for blocks in (0, 1, 2, 4, 8, 2, 1, 0):
+        with ak.batch_invariant(blocks > 0, k_blocks=blocks or 1):
             assert torch.equal(compiled(x), ak.linear(x, w))
-    assert graphs == [[1], [2], [4], [8]]
+    assert graphs == [[0], [1], [2], [4], [8]]
 
 
 @pytest.mark.parametrize("blocks", [0, -2, 3, 12])
@@ -159,9 +160,12 @@ def test_blocks_nest():
         with ak.batch_invariant():
             one = ak.matmul(x, w.t(), out_dtype=F32)
         with ak.batch_invariant(False, k_blocks=4):
-            ak.matmul(x, w.t())
+            assert not is_batch_invariant()
         assert torch.equal(ak.matmul(x, w.t(), out_dtype=F32), four)
     assert not torch.equal(one, four)
+    with pytest.raises(KeyError), ak.batch_invariant():
+        raise KeyError
+    assert not is_batch_invariant()
 
 
 def test_tree_sum():

@@ -21,6 +21,11 @@ def _targets(rows):
     return (rows.detach()[:, 0].float().abs() * 997).long() % CLASSES
 
 
+def _under_autocast(rows):
+    with torch.autocast("cpu", torch.float16):
+        return ak.linear(rows.float(), W1.float())
+
+
 #: By name: a function of rows [N, FEATURES]; each row of the result is that row's.
 FUNCTIONS = {
     "layer_norm": lambda x: ak.layer_norm(x, FEATURES, WEIGHT, BIAS),
@@ -34,6 +39,8 @@ FUNCTIONS = {
     "swiglu": ak.swiglu,
     "cross_entropy": lambda x: ak.cross_entropy(x, _targets(x), reduction="none", label_smoothing=0.1)[:, None],
     "linear": lambda x: ak.linear(x, W1, activation="gelu"),
+    "matmul": lambda x: ak.matmul(x, W1.t(), out_dtype=torch.float32),
+    "autocast": _under_autocast,
     "mlp": lambda x: ak.mlp(x, W1, None, W2),
     "gated mlp": lambda x: ak.mlp(x, GATED, None, W2, activation="swiglu"),
     "addmm": lambda x: ak.addmm(W2[0], x, W1.t()),
@@ -134,6 +141,18 @@ def test_the_loss_of_the_head_is_that_of_its_logits(chunk, autocast):
     kept = (chunk or 64) % 64 == 0
     for got, expected in list(zip(*results, strict=True))[: 4 if kept else 2]:
         assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("name", ["linear", "matmul", "autocast", "mlp", "gated mlp", "addmm"])
+def test_every_gemm_is_told(name, op_calls):
+    """Forward and the gradients of rows; a weight gradient is a sum over them and is not."""
+    for enabled in (True, False):
+        op_calls.clear()
+        with ak.batch_invariant(enabled):
+            out = FUNCTIONS[name](normal(7, FEATURES).requires_grad_())
+        out.sum().backward()
+        told = [k.get("batch_invariant", False) for _, k in (*op_calls["gemm"], *op_calls["gemm_dact"])]
+        assert told == [enabled] * (4 if "mlp" in name else 2)
 
 
 @pytest.mark.parametrize("name", ["linear_cross_entropy", "head"])

@@ -11,8 +11,11 @@ def test_classes_out_of_range():
     logits, target = torch.zeros(3, 5, requires_grad=True), torch.tensor([0, 1, 2])
     for bad in (5, -1, 2**40):
         target[1] = bad
-        with ak.backend("cpu"), pytest.raises(RuntimeError, match=rf"target\[1\] is {bad}; accepted: 0 to 4"):
-            cross_entropy(logits, target)
+        for call in (cross_entropy, ak.cross_entropy):  # the second by a node in C++, where there is one
+            with pytest.raises(
+                ValueError, match=rf"^cross_entropy: target\[1\] is {bad}; accepted: 0 to 4, and ignore_"
+            ):
+                call(logits, target)
         for backend in ("reference", "emulate"):  # as on a GPU, which is not waited for
             with ak.backend(backend):
                 loss = cross_entropy(logits, target, reduction="none")
@@ -20,6 +23,20 @@ def test_classes_out_of_range():
                 loss.sum().backward()
             assert logits.grad.isnan().all(1).tolist() == [False, True, False]
             logits.grad = None
+
+
+def test_a_class_out_of_range_by_its_place_in_the_target():
+    """Not in the rows that a kernel, or a chunk of linear_cross_entropy, has."""
+    target = torch.zeros(2, 3, dtype=torch.int64)
+    target[0, 1], target[1, 2] = -100, 5
+    message = r"target\[1, 2\] is 5; accepted: 0 to 4, and ignore_index, -100"
+    with pytest.raises(ValueError, match="^cross_entropy: " + message):
+        ak.cross_entropy(torch.zeros(2, 5, 3), target)
+    with pytest.raises(ValueError, match="^linear_cross_entropy: " + message):
+        ak.linear_cross_entropy(torch.zeros(2, 3, 4), torch.zeros(5, 4), target, chunk_size=1)
+    with pytest.raises(ValueError, match=r"^cross_entropy: target is 5; accepted"):
+        ak.cross_entropy(torch.zeros(5), torch.tensor(5))
+    ak.cross_entropy(torch.zeros(1, 300), torch.tensor([255], dtype=torch.uint8))
 
 
 X, Y = torch.zeros(4, 5), torch.zeros(4, dtype=torch.int64)

@@ -1,5 +1,5 @@
-"""A result may be written in place, and detached, as one of torch's: none is a view that a Function returned. What an op saved of
-its result is guarded by the version counter."""
+"""A result may be written in place, and detached, as one of torch's: none is a view that a Function returned. The version
+counter guards the parts of a result that an op saved."""
 
 import contextlib
 import itertools

@@ -85,17 +85,10 @@ def test_every_way_to_keep_a_weight(rule, backend, grad_dtype, optional):
 @COMPILED
 def test_blocks_of_all_dtypes_share_a_call(rule, backend):
     """Blocks with moments in 8 bits, bf16 and fp32, in turn, and several steps."""
+    kinds = [Kind(F32), *SPLIT24, Kind(BF16, stochastic=True), Kind(F16)]
     updates = [
         Update(rule, [kind], ((40,), (1031,)), moment_dtype=dtype, seed=i)
-        for i, (kind, dtype) in enumerate(
-            [
-                (Kind(F32), F32),
-                (SPLIT24[0], U8),
-                (SPLIT24[1], BF16),
-                (Kind(BF16, stochastic=True), U8),
-                (Kind(F16), F32),
-            ]
-        )
+        for i, (kind, dtype) in enumerate(zip(kinds, (F32, U8, BF16, U8, F32), strict=True))
     ]
     whole = updates[0]
     for i, other in enumerate(updates[1:], 1):
@@ -250,7 +243,7 @@ def test_codes_are_the_new_moment_rounded_to_a_neighbour(rule, backend):
 
 @BACKEND
 def test_random_bits_of_weights_and_moments_are_those_of_the_documented_counters(backend):
-    """Where a single gradient decides everything: codes of both moments and weight and remainder, from Philox by hand."""
+    """A single gradient decides everything: codes of both moments and weight and remainder, from Philox by hand."""
     n, seed, index, first = 96, 0x1234567 << 32 | 0x89ABCDEF, 77, 5
     update = moments8("adamw_", [SPLIT24[0]], ((n,),))
     update.layout[:, 4] = index | first << 32
@@ -302,15 +295,11 @@ def test_updates_far_below_a_unit_of_24_bits_arrive(kind):
     """300 updates of a 2^-20th of the weight, whose unit is 2^-17 (bf16) or 2^-18: their mean arrives; to nearest, none would."""
     n, steps = 4096, 300
     lr = 2.0**-20
-
-    def grads(t):
-        return torch.full((n,), -1.0)
-
     start = moments8("sgd_", [kind], ((n,),), first=True)
     flat(start.params[0]).fill_(1.5)
     start.masters[0].zero_()
     for _ in range(steps):
-        start.grads[0] = grads(0)
+        start.grads[0] = torch.full((n,), -1.0)
         start.step(lr=lr, momentum=0.0, weight_decay=0.0, seed=9)
     moved = start.weight(0).double() - 1.5
     error = moved.std() / math.sqrt(n)

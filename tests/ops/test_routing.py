@@ -38,6 +38,13 @@ def test_route(dtype):
     assert {offs.dtype, places.dtype} == {torch.int32}
 
 
+@pytest.mark.parametrize("groups", [2**15 - 1, 2**15, 40_000])
+def test_the_last_of_many_groups(groups):
+    offs, places = ak.route(torch.tensor([[groups - 1, 3], [groups, 2**40]]), groups)
+    assert torch.equal(places, torch.tensor([[1, 0], [2, 3]], dtype=torch.int32))
+    assert offs[[2, 3, -2, -1]].tolist() == [0, 1, 1, 2]
+
+
 def test_routes_of_random_choices():
     """Within a group in the order of the tokens; choices of no group behind the last end."""
     draw = random.Random(0)

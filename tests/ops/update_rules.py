@@ -38,7 +38,7 @@ def _cautious(direction, g, o):
 
 
 def _in_doubt(direction, g, error, o):
-    """Where rounding may turn the sign of a cautious direction, or of the gradient with its decay."""
+    """Elements whose sign of a cautious direction, or of the gradient with its decay, rounding may turn."""
     doubt = ((direction.abs() <= error) | (g.abs() <= error)) if o.flags & CAUTIOUS else torch.zeros_like(g)
     assert doubt.sum() <= 2
     return doubt

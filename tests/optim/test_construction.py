@@ -98,7 +98,7 @@ def test_hints_without_effect_are_accepted(name):
 
 # ---- numbers and options ----
 
-#: For every optimizer that has the argument. Where two texts stand, the first is torch's constructor's.
+#: For every optimizer that has the argument. If there are two texts, the first is torch's constructor's.
 BAD = [
     ("lr", -1.0, ValueError, "Invalid learning rate: -1.0"),
     ("lr", torch.ones(2), ValueError, "Tensor lr must be 1-element|lr is a tensor of 2 elements; accepted: 1-element"),

@@ -48,7 +48,7 @@ def test_a_resumed_run_continues_bit_for_bit(name, options, kind, way, tmp_path)
 
 
 def test_a_checkpoint_holds_codes(tmp_path):
-    """Of parameters in row-major order, so that the file is no larger than the state."""
+    """Codes of row-major parameters, so that the file is no larger than the state."""
     optimizer = optimizer_of("AdamW", "fp32", {}, weights(shapes=[(256, 512), (64, 96)]))
     train(optimizer, 0, 2)
     ak.checkpoint.save(tmp_path / "saved.pt", optimizer=optimizer)

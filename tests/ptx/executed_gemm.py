@@ -42,7 +42,7 @@ def test_exact(case, seeds):
 
 @pytest.mark.parametrize(("along", "shared"), [("cluster_m", "B"), ("cluster_n", "A")])
 def test_the_blocks_of_a_cluster_share_an_operand(along, shared, seeds):
-    """Each of two loads half of it for both. Where it is A, the consumers of a block take tiles in turn."""
+    """Each of two loads half of it for both. If it is A, the consumers of a block take tiles in turn."""
     tiles = _host.gemm_candidates()["sm90"]
     clusters = (c for c in cases() if c.kernel == "sm90" and tiles[c.tile][along] == 2 and c.activation == "none")
     case = in_turns() if shared == "A" else next(clusters)
@@ -71,7 +71,9 @@ def test_the_planner_has_a_use_for_most_tiles():
 
 @pytest.mark.parametrize("capability", [90, *(pytest.param(c, marks=pytest.mark.exhaustive) for c in (80, 120))])
 @pytest.mark.parametrize(
-    "op", [op for op in REGISTRY.values() if op.family in ("gemm", "grouped_gemm")], ids=lambda op: op.name
+    "op",
+    [op for op in REGISTRY.values() if op.family in ("gemm", "grouped_gemm", "segmented_gemm")],
+    ids=lambda op: op.name,
 )
 def test_samples(op, capability, seeds):
     for seed in seeds:
@@ -161,3 +163,24 @@ def test_symmetric_products(chip, tile, n, batch, sm_count, by_columns, seeds):
         kernel = f"gemm_sm{chip}_kernel"
         assert any(kernel in name and "ILi{}ELi{}E".format(*tile) in name for name in it.launched)
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("sizes", [(64, 128), (128, 64, 64)])
+def test_segments(sizes, dim, seeds):
+    """Each box comes from the matrix that it lies in: only these, and all of them, are read."""
+    generator = torch.Generator().manual_seed(dim)
+    parts = [integers(generator, 72, size).half() for size in sizes]
+    b = integers(generator, 72 if dim == 0 else sum(sizes), 64).half()
+    with ak.backend("cpu"):
+        want = REGISTRY["gemm"](torch.cat(parts, 1).t() if dim == 0 else torch.cat(parts, 1), b)[0]
+    for seed in seeds:
+        it = set_chip(90, 2)
+        it.seed = seed
+        on_gpu = [part.cuda() for part in parts]
+        got = REGISTRY["segmented_gemm"]([t.t() for t in on_gpu] if dim == 0 else on_gpu, b.cuda(), dim=dim)
+        product = next(launch for launch in reversed(it.recent) if "gemm_sm90_kernel" in launch.kernel.name)
+        bases = {box[0].base for box in product.loaded}
+        assert {part.data_ptr() for part in on_gpu} < bases
+        assert len(bases) == len(parts) + 1
+        assert torch.equal(got.cpu(), want)

@@ -30,7 +30,7 @@ def model_and_data(device: str, seed: int = 0):
 
 
 def optimizer_of(name: str, model: torch.nn.Module, lr):
-    """Of all parameters; Muon leaves the vectors to AdamW."""
+    """The optimizer of all parameters; Muon leaves the vectors to AdamW."""
     if name != "Muon":
         return getattr(ak.optim, name)(model.parameters(), lr=lr)
     matrices, vectors = ([p for p in model.parameters() if (p.dim() > 1) == wanted] for wanted in (True, False))

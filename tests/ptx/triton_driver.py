@@ -1,8 +1,8 @@
 """A driver for Triton whose device is the interpreter: kernels are compiled for the chip, and their PTX is launched with what Triton's own
 launcher passes (triton/backends/nvidia/driver.py and driver.c).
 
-Triton 3.6 leaves out proxy fences after mbarrier.init and between cp.async and wgmma, and lets two warps store the same value. What it
-does in shared memory is its business; memory that kernels share, and results under any schedule, are ours.
+Triton 3.6 leaves out proxy fences after mbarrier.init and between cp.async and wgmma, and lets two warps store the same value. Its use
+of shared memory is not checked; memory that kernels share, and results under any schedule, are ours.
 """
 
 import ctypes

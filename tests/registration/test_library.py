@@ -79,7 +79,11 @@ def test_every_op_has_samples_of_more_than_one_dtype():
             value if isinstance(value, (list, tuple)) else [value] for args, _ in op.samples("cpu") for value in args
         ]
         dtypes = {t.dtype for values in lists for t in values if isinstance(t, torch.Tensor)}
-        assert {torch.float32, torch.float16, torch.bfloat16} <= dtypes or name in ("syrk", "update_scale_"), (
+        assert {torch.float32, torch.float16, torch.bfloat16} <= dtypes or name in (
+            "segmented_gemm",
+            "syrk",
+            "update_scale_",
+        ), (
             name,
             dtypes,
         )

@@ -52,18 +52,25 @@ def test_opcheck(name):
         torch.library.opcheck(REGISTRY[name].overload, args, kwargs, test_utils=UNTRACED)
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(i, marks=pytest.mark.exhaustive) for i in (1, 2))])
+#: Tracing takes a hundred times as long as the call, so every run traces one sample in six of each op.
+each_sixth = pytest.mark.parametrize(
+    "first", [0, *(pytest.param(i, marks=pytest.mark.exhaustive) for i in range(1, 6))]
+)
+
+
+@pytest.mark.slow
+@each_sixth
 @pytest.mark.parametrize("name", NAMES)
 def test_opcheck_of_aot_dispatch(name, first):
-    """Tracing takes a hundred times as long as the call, so every run traces one sample in three."""
-    for args, kwargs in samples(name)[first::3]:
+    for args, kwargs in samples(name)[first::6]:
         given = tolerance(name, args, kwargs) if name in DECOMPOSED else {}  # else torch's
         torch.library.opcheck(REGISTRY[name].overload, args, kwargs, test_utils=TRACED, **given)
 
 
+@each_sixth
 @pytest.mark.parametrize("name", KERNELS)
-def test_opcheck_on_the_emulator(name):
-    for args, kwargs in samples(name)[1::3]:
+def test_opcheck_on_the_emulator(name, first):
+    for args, kwargs in samples(name)[first::6]:
         torch.library.opcheck(REGISTRY[name].emulated, args, kwargs)
 
 

@@ -45,8 +45,8 @@ class _Driver:
 
 @contextlib.contextmanager
 def compiling_for(arch: int) -> Iterator[list[CompiledKernel]]:
-    """Compile instead of launching; yields the list that the kernels are appended to. What the PTX interpreter executes of Triton, it
-    must know in every form."""
+    """Compile instead of launching; yields the list that the kernels are appended to. The PTX interpreter
+    must know every form of the instructions that it executes."""
     kernels: list[CompiledKernel] = []
     run, active = JITFunction.run, driver._active
 

@@ -1,5 +1,5 @@
 """Elements beyond 2^31 of what the Triton kernels read and write, in the interpreter: a place that is counted in 32 bits is one
-before the tensor. Of each grid only the last program runs, so that of all memory only the last pages are ever touched; it must give
+before the tensor. Only the last program of each grid runs, so that of all memory only the last pages are ever touched; it must give
 what its rows give alone. Run by test_interpreted.py."""
 
 import pytest

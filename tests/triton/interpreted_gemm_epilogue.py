@@ -1,6 +1,6 @@
 """The Triton GEMM's epilogue, in the interpreter; run by test_interpreted.py with TRITON_INTERPRET=1.
 
-A tile of 16 x 32 x 32 makes several tiles and steps of a few dozen rows, columns and terms. Where cases are numbered, some have K split.
+A tile of 16 x 32 x 32 makes several tiles and steps of a few dozen rows, columns and terms. If cases are numbered, some have K split.
 """
 
 import itertools

@@ -150,6 +150,26 @@ def test_the_instances_are_few():
     assert 2 * sum(n * (1 if t["n"] % 64 else 2) for n, t in zip(layouts, TILES, strict=True)) <= 300
 
 
+def test_groups_of_rows():
+    tile = {"m": 128, "n": 128, "cluster_m": 1, "cluster_n": 1, "consumers": 2, "pingpong": True}
+    steady = {"power": 1e12, "dram": 1e12}
+
+    def grouped(sizes: list[int], **rates: float) -> float:
+        return _host.gemm_sm90_grouped_microseconds(sizes, 1024, 4096, **rates)
+
+    # Whole tiles cost those of one product. One row more costs half a tile of 64: three quarters of the loads.
+    whole = _host.gemm_sm90_microseconds(tile, 1, False, 33 * 1024, 1024, 4096, **steady)
+    assert grouped([1024] * 33, **steady) == pytest.approx(whole)
+    assert grouped([0, *[1024] * 33, 0], **steady) == pytest.approx(whole)
+    few, half, full = (grouped([size] * 33 * 8, **steady) for size in (1, 64, 65))
+    assert few == half
+    assert 0.75 < half / full < 0.8
+    # Every group's matrix is read, also if the arithmetic is the same.
+    slow = {"power": 1e12, "dram": 1e5}
+    read = grouped([128] * 264, **slow) - grouped([1024] * 33, **slow)
+    assert read == pytest.approx(231 * 2 * 1024 * 4096 / 1e5, rel=0.02)
+
+
 def test_an_epilogue_costs_its_instructions_where_nothing_hides_it():
     shape = (32768, 3072, 768)
     cooperative, pingpong = (

@@ -39,8 +39,10 @@ ak.cast_([x], [weight], seed=1)
 assert_type(ak.clip_grad_norm_(model.parameters(), 1.0), Tensor)
 assert_type(ak.get_total_norm([x, x]), Tensor)
 assert_type(ak.recommended_dtype("cpu"), torch.dtype)
-ak.linear("x", weight)  # type: ignore[arg-type]
-ak.linear(x, weight, activation=3)  # type: ignore[arg-type]
+ak.linear("x", weight)  # type: ignore[call-overload]
+ak.linear(x, weight, activation=3)  # type: ignore[call-overload]
+assert_type(ak.linear(x, weight), Tensor)
+assert_type(ak.linear(x, weight, split=[1, 2]), tuple[Tensor, ...])
 
 # Modules keep the type of the model.
 assert_type(ak.convert(model, skip=["0", nn.LayerNorm], report=True), nn.Sequential)

@@ -30,7 +30,7 @@ AK_SIMD_CLONES void random_span(uint16_t* __restrict random, int64_t calls, cons
 
 #if AK_X86
 // Eight calls at once, each word in the lower half of a lane of 64 bits, where the products are: six instructions a
-// round. What the upper halves hold is never used. Writes whole eights of calls.
+// round. The upper halves are never used. Writes whole eights of calls.
 __attribute__((target("avx512f"))) void random_avx512(uint16_t* random, int64_t calls, const RandomKey& key,
                                                       uint64_t group) {
   const PhiloxKeys keys(key.seed);

@@ -72,6 +72,20 @@ struct Work {
   int batch, split, k, k_end;
 };
 
+/// Tiles of the lower triangle of a matrix of `tiles` x `tiles`, and row and column of each. The triangle is folded
+/// into lines of equal length: of an even number of rows, the last and the first make a line, the last but one and the
+/// second, and so on; of an odd number, the last makes a line by itself.
+constexpr int64_t triangle_of(int64_t tiles) { return tiles * (tiles + 1) / 2; }
+struct TilePlace {
+  int row, column;
+};
+AK_DEVICE TilePlace place_in_triangle(int index, int tiles) {
+  const int length = tiles + 1 - tiles % 2, line = index / length, across = index - line * length;
+  const int lower = tiles - line;  // tiles of the line's lower row
+  if (across < lower) return {lower - 1, across};
+  return {line - tiles % 2, across - lower};
+}
+
 template <class Tile>
 AK_DEVICE Work work_of_block(const Args& args) {
   const int rows = (args.finish.m + Tile::kBlockM - 1) / Tile::kBlockM;

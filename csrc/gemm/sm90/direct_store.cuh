@@ -304,6 +304,7 @@ AK_DEVICE void store_boxes(const float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2]
       load_pairs<8>(op, ColumnOrigin<Tile>(args, work, part * kColumns + j).b_column, pairs + j / 8);
     AK_UNROLL
     for (int slice = 0; slice < Tile::kSlicesM; slice++) {
+      if (slice > 0 && has_lone_slice<Tile>(work)) break;
       const int row = m + slice * 64;
       wait_for_staging(thread, consumer);
       AK_UNROLL

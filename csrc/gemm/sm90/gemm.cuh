@@ -15,10 +15,12 @@
 // its peer's last arrival. Threads write the staging buffer through the generic proxy and TMA reads it through the
 // async proxy: each writer fences, then all synchronize, then one stores.
 //
-// From top to bottom: main loop, split-k reduction, kernel, launch.
+// From top to bottom: split-k reduction, kernel, launch. The main loop is that of main_loop.cuh.
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
+#include <iterator>
 #include <utility>
 
 #include "device/block.cuh"
@@ -28,118 +30,17 @@
 #include "device/mbarrier.cuh"
 #include "device/registers.cuh"
 #include "device/tma.cuh"
-#include "device/wgmma.cuh"
 #include "gemm/sm90/direct_store.cuh"
 #include "gemm/sm90/epilogue_elementwise.cuh"
 #include "gemm/sm90/epilogue_tma.cuh"
 #include "gemm/sm90/gemm.h"
+#include "gemm/sm90/main_loop.cuh"
 #include "gemm/sm90/mirrored_store.cuh"
 #include "gemm/sm90/producer.cuh"
 #include "gemm/sm90/tile.cuh"
 
 namespace ak {
 namespace gemm {
-
-// ---- main loop of a consumer: wgmma reads both operands from shared memory, with one k step in flight while the next
-// is issued. Cooperative: the consumers share the rows of every tile. Pingpong: two consumers alternate tiles and hand
-// the tensor cores to each other by named barriers, so that one's epilogue overlaps the other's main loop. A consumer
-// learns a tile's first stage together with the tile.
-
-/// Descriptor of an operand's stage at `address`. The shuffle broadcasts from lane 0 so that the compiler sees a
-/// uniform value; otherwise it moves both halves of every descriptor to uniform registers for each wgmma.
-template <Major kMajor>
-AK_DEVICE uint64_t stage_descriptor(uint32_t address) {
-  return wgmma_descriptor(shuffle(address, 0), kMajor == Major::kK ? 16 : kSliceBytes, 1024);
-}
-/// Descriptor offset of the slice-th 64 rows and the k16-th 16 of k.
-template <Major kMajor>
-AK_DEVICE constexpr uint64_t slice_of_descriptor(int slice, int k16) {
-  return (slice * kSliceBytes + k16 * (kMajor == Major::kK ? 32 : 2048)) >> 4;
-}
-
-/// Accumulates the k steps of `work` into `acc` and releases each stage once its wgmma are complete. `group` selects
-/// the consumer's rows of the tile. Calls `all_issued()` after the last wgmma has been issued.
-template <class T, Major kMajorA, Major kMajorB, class Tile, class Pipeline, class AllIssued>
-AK_DEVICE void main_loop(Pipeline& p, const Work& work, int group, float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2],
-                         AllIssued all_issued) {
-  const int thread = thread_in_warpgroup();
-  auto release = [&](int stage) {
-    if (thread < Tile::kCluster) mbarrier_arrive_cluster(p.empty + 8 * stage, thread);
-  };
-  AK_UNROLL
-  for (int i = 0; i < Tile::kSlicesM; i++) wgmma_pin(acc[i]);
-  int previous = -1;  // stage whose wgmma may still be running
-  const auto take_step = [&](bool first) {
-    const uint64_t a = stage_descriptor<kMajorA>(p.a + p.stage * Tile::kBytesA + group * Tile::kSlicesM * kSliceBytes);
-    const uint64_t b = stage_descriptor<kMajorB>(p.b + p.stage * Tile::kBytesB);
-    mbarrier_wait(p.full + 8 * p.stage, p.phase);
-    wgmma_fence();
-    AK_UNROLL
-    for (int k16 = 0; k16 < kBlockK / 16; k16++) {
-      AK_UNROLL
-      for (int i = 0; i < Tile::kSlicesM; i++) {
-        const bool accumulate = Tile::kChained || !first || k16 != 0;
-        wgmma<T, kMajorA, kMajorB>(acc[i], a + slice_of_descriptor<kMajorA>(i, k16),
-                                   b + slice_of_descriptor<kMajorB>(0, k16), accumulate);
-      }
-    }
-    wgmma_commit();
-    wgmma_wait<1>();  // the previous step is complete, this one stays in flight
-    if (previous >= 0) release(previous);
-    previous = p.stage;
-    p.advance();
-  };
-  int step = 0;
-  if constexpr (Tile::kChained) {
-    // Apart: ptxas serializes wgmma in a loop whose accumulators anything else defines at its entry.
-    take_step(true);
-    step++;
-  }
-  for (; step < work.steps; step++) take_step(step == 0);
-  all_issued();
-  wgmma_wait<0>();
-  if (Tile::kGrouping == Grouping::kNone || previous >= 0) release(previous);
-  AK_UNROLL
-  for (int i = 0; i < Tile::kSlicesM; i++) wgmma_pin(acc[i]);
-  if (Tile::kGrouping != Grouping::kNone && previous < 0) {  // a sum of no terms
-    AK_UNROLL
-    for (int i = 0; i < Tile::kSlicesM; i++) {
-      AK_UNROLL
-      for (int j = 0; j < Tile::kBlockN / 2; j++) acc[i][j] = 0.0f;
-    }
-  }
-}
-
-/// Loads C into the accumulators: rows lane / 4 and 8 + lane / 4 of the warp's 16, columns 2 (lane % 4) and the next of
-/// every 8, whole sectors of 32 bytes. The producer fills the ring meanwhile.
-template <class Tile>
-AK_DEVICE void start_from_c(float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2], const Work& work, int group,
-                            const Args& args) {
-  const int thread = thread_in_warpgroup(), lane = thread % kWarpThreads;
-  const int row = work.m + group * Tile::kConsumerRows + thread / kWarpThreads * 16 + lane / 4;
-  const int column = work.n + lane % 4 * 2;
-  const bool pairs = args.path.direct == DirectStore::kIdentity;  // rows of C are aligned, of whole 16 bytes
-  AK_UNROLL
-  for (int i = 0; i < 2 * Tile::kSlicesM; i++) {
-    const int r = row + i / 2 * 64 + i % 2 * 8;
-    const char* line = address_in(args.epilogue.c, work.batch, r, column);
-    AK_UNROLL
-    for (int b = 0; b < Tile::kBlockN / 8; b++) {
-      const int left = r < args.m ? args.columns - column - 8 * b : 0;
-      float* d = acc[i / 2] + 4 * b + i % 2 * 2;
-      if (pairs) {
-        const auto v = left > 0 ? load_vec<2>(reinterpret_cast<const float*>(line + 32 * b)) : Vec<float, 2>{};
-        d[0] = v[0], d[1] = v[1];
-        continue;
-      }
-      AK_UNROLL
-      for (int e = 0; e < 2; e++) {
-        const char* at = line + (8 * b + e) * args.epilogue.c.column_bytes;
-        d[e] = left > e ? load(reinterpret_cast<const float*>(at)) : 0.0f;
-      }
-    }
-  }
-}
 
 // ---- split k: each part writes its accumulators to scratch in register order and increments a counter. The last to
 // arrive adds all parts in the order of k, so the bits do not depend on the order of arrival.
@@ -240,7 +141,7 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
     if (lane_index() != 0) {
       // one thread of each warp works
     } else if (warp == 0) {
-      produce<kMajorA, kMajorB, Tile>(p, &map_a, &map_b, args);
+      produce<kMajorA, kMajorB, Tile>(p, {&map_a, &map_z, &map_aux}, &map_b, args);
     } else if (warp <= Tile::kConsumers) {
       run_scheduler_warp(p, &map_c, &map_aux, args);
     }
@@ -268,11 +169,16 @@ gemm_sm90_kernel(AK_PARAM(TensorMap) map_a, AK_PARAM(TensorMap) map_b, AK_PARAM(
       if constexpr (Tile::kPingpong) {  // until the other consumer hands over the tensor cores
         named_barrier(kTurnBarrier + consumer, 2 * kWarpgroupThreads);
       }
-      main_loop<T, kMajorA, kMajorB, Tile>(p, work, group, acc, [&] {
+      const auto hand_over = [&] {
         if constexpr (Tile::kPingpong) {
           if (next.other_follows) named_barrier_arrive(kTurnBarrier + 1 - consumer, 2 * kWarpgroupThreads);
         }
-      });
+      };
+      if (has_lone_slice<Tile>(work)) {
+        if constexpr (Tile::kRowGroups) main_loop<T, kMajorA, kMajorB, Tile, 1>(p, work, group, acc, hand_over);
+      } else {
+        main_loop<T, kMajorA, kMajorB, Tile, Tile::kSlicesM>(p, work, group, acc, hand_over);
+      }
       const int row = work.m + group * Tile::kConsumerRows;
       // Out of bounds; another consumer or the cluster peer still needs this tile's stages.
       if (row >= end_of_rows<Tile>(args, work) || work.n >= args.columns) continue;
@@ -400,6 +306,23 @@ Status operand_map(TensorMap* to, const GemmProblem& q, Major major, const void*
   return make_tensor_map(to, spec);
 }
 
+/// Maps of the matrices of A, each clipped at its own end.
+template <class T>
+Status maps_of_a(std::initializer_list<TensorMap*> to, const GemmProblem& q, Major major, int box_rows) {
+  GemmSegment part{q.a, 0, q.ld_a};
+  const GemmSegment* next = q.more_a;
+  for (TensorMap* map : to) {
+    const bool last = next == std::end(q.more_a) || !next->data;
+    GemmProblem alone = q;
+    int& length = major == Major::kK ? alone.k : alone.m;
+    length = (last ? length : next->begin) - part.begin;
+    const Status status = operand_map<T>(map, alone, major, part.data, alone.m, part.ld, q.batch_stride_a, box_rows);
+    if (last || !status.ok()) return status;
+    part = *next++;
+  }
+  return {};
+}
+
 /// Makes the tensor maps and launches. kFloat: C is fp32.
 template <class T, Major kMajorA, Major kMajorB, bool kFloat, class Tile>
 Status launch_gemm(const GemmProblem& q, int splits, const GemmScratch& scratch, Stream stream) {
@@ -411,8 +334,7 @@ Status launch_gemm(const GemmProblem& q, int splits, const GemmScratch& scratch,
   if (!Tile::kTakesEpilogue && args.path.fused != FusedEpilogue::kNone)
     return {1, "gemm_sm90: this tile takes a bias or alpha, no other epilogue, and a C with rows"};
   TensorMap map_a, map_b, map_c{}, map_z{}, map_aux{};
-  Status status =
-      operand_map<T>(&map_a, q, kMajorA, q.a, q.m, q.ld_a, q.batch_stride_a, Tile::kBlockM / Tile::kClusterN);
+  Status status = maps_of_a<T>({&map_a, &map_z, &map_aux}, q, kMajorA, Tile::kBlockM / Tile::kClusterN);
   if (!status.ok()) return {status.code, kGemmSm90HasNoMap};
   status = operand_map<T>(&map_b, q, kMajorB, q.b, q.n, q.ld_b, q.batch_stride_b,
                           Tile::kBlockN / (halved ? 2 : Tile::kClusterM));

@@ -170,6 +170,21 @@ inline bool gemm_sm90_reads(const void* p, int64_t ld, int64_t batch_stride) {
          batch_stride % 8 == 0;
 }
 
+/// True if the matrices of A, if there are several, are such as gemm_sm90 reads. Their tensor maps are passed in place
+/// of those of an epilogue on TMA boxes.
+inline bool gemm_sm90_takes_segments(const GemmProblem& q) {
+  if (!is_segmented(q)) return true;
+  if (q.batch != 1 || !gemm_sm90_in_registers(q)) return false;
+  int previous = 0;
+  for (const GemmSegment& s : q.more_a) {
+    if (!s.data) continue;
+    if (s.begin <= previous || s.begin >= (q.m_major_a ? q.m : q.k) || s.begin % 64 != 0) return false;
+    if (!gemm_sm90_reads(s.data, s.ld, 0)) return false;
+    previous = s.begin;
+  }
+  return true;
+}
+
 /// Reason why this configuration cannot run this problem, or null. C and the epilogue's operands may have any
 /// alignment; if TMA cannot move them a slower path does.
 inline const char* gemm_sm90_refuses(const GemmProblem& problem, const GemmSm90Config& config) {
@@ -178,6 +193,8 @@ inline const char* gemm_sm90_refuses(const GemmProblem& problem, const GemmSm90C
   const GemmTile& t = kGemmTiles[config.tile];
   if (config.swapped && (problem.epilogue.activation == Activation::swiglu || problem.epilogue.column_sums))
     return "gemm_sm90: swiglu and column sums do not go with rows and columns exchanged";
+  if (!gemm_sm90_takes_segments(problem) || (config.swapped && is_segmented(problem)))
+    return "gemm_sm90: matrices of A begin at multiples of 64 within A, without an epilogue, a batch or an exchange";
   const GemmProblem q = config.swapped ? swapped(problem) : problem;
   if (q.m < 1 || q.n < 1 || q.k < 1 || q.batch < 1) return "gemm_sm90: m, n, k and batch are at least 1";
   if (!gemm_sm90_reads(q.a, q.ld_a, q.batch_stride_a) || !gemm_sm90_reads(q.b, q.ld_b, q.batch_stride_b))
@@ -231,6 +248,20 @@ Status gemm_sm90_chained(const GemmProblem& problem, const GemmSm90Config& confi
 
 /// Rows and columns of a tile of a grouped product.
 inline constexpr int kGemmSm90GroupTile = 128;
+
+struct GroupPlace {
+  int line, column;
+};
+/// Place of a group's `index`-th tile, in lines of `line_length`. Eight lines are rasterized together, so that their
+/// slices of A and B stay in L2. Each column begins one line later than the one before: a block takes every 132nd tile,
+/// and of 3, 4 or 6 lines it would otherwise always take the same, such as the last, whose tiles may be half tiles.
+AK_HD GroupPlace place_in_group(int index, int lines, int line_length) {
+  constexpr int kRaster = 8;
+  const int raster = index / (kRaster * line_length), in_raster = index - raster * (kRaster * line_length);
+  const int left = lines - raster * kRaster, together = left < kRaster ? left : kRaster;
+  const int column = in_raster / together, down = (in_raster + column) % together;
+  return {raster * kRaster + down, column};
+}
 
 /// The most tiles that the groups may have: each, and the rows in none, may end with a tile that is not full.
 inline int64_t gemm_sm90_group_tiles(const GroupedProblem& p) {

@@ -1,12 +1,13 @@
 // Instances of gemm_sm90_kernel for grouped products, and their launch.
 //
-// Work: 2 T k n flops, and those of the rows that complete each group's last tile: rows / (rows + 64) of the tiles are
+// Work: 2 T k n flops, and those of the rows that complete each group's last 64: rows / (rows + 32) of the flops are
 // used on average at random sizes. Plan: square tiles in turns, each of one group. For rows, one map covers all rows of
 // A, the rows of the next group that a tile loads make results that nobody stores, and the store of C clips at the end
-// of the group. The rows behind the last group are tiles without k steps, whose zeros take the same way. For sums, the
-// maps of A and B clip at the end of the group, so a group may begin at any term. Traps: a tile without k steps is not
-// the end mark. A group's ends are known to the device alone, so the grid is what the largest number of tiles would
-// fill. 32 KB per k step from L2 in the 512 cycles of its wgmma, as in symmetric.cuh.
+// of the group. A tile whose rows end within its first slice of 64 leaves out the other. The rows behind the last group
+// are tiles without k steps, whose zeros take the same way. For sums, the maps of A and B clip at the end of the group,
+// so a group may begin at any term. Traps: a tile without k steps is not the end mark. A group's ends are known to the
+// device alone, so the grid is what the largest number of tiles would fill. 32 KB per k step from L2 in the 512 cycles
+// of its wgmma, as in symmetric.cuh; half a tile takes 24 KB, in 384 cycles where its wgmma take 256.
 #pragma once
 #include "gemm/sm90/gemm.cuh"
 
@@ -46,7 +47,7 @@ Status group_maps(const GroupedProblem& p, bool halved, TensorMap* map_a, Tensor
     return status.ok() ? make_tensor_map(map_b, ragged_lines(q.b, kType, q.n, q.ld_b, 64, kBlockK)) : status;
   } else {
     q.batch = p.groups;
-    const Status status = operand_map<T>(map_a, q, Major::kK, q.a, q.m, q.ld_a, 0, Tile::kBlockM);
+    const Status status = operand_map<T>(map_a, q, Major::kK, q.a, q.m, q.ld_a, 0, 64);
     const int columns = halved ? Tile::kBlockN / 2 : Tile::kBlockN;
     return status.ok() ? operand_map<T>(map_b, q, kMajorB, q.b, q.n, q.ld_b, q.batch_stride_b, columns) : status;
   }

@@ -101,11 +101,9 @@ class GroupedScheduler {
   AK_DEVICE bool next(Work& work) {
     if (!more()) return false;
     const Schedule& s = args_.schedule;
-    const int raster = tile_ / (kRaster * s.line_length), in_raster = tile_ - raster * (kRaster * s.line_length);
-    const int left = lines_of_group() - raster * kRaster, lines = left < kRaster ? left : kRaster;
-    const int column = in_raster / lines, line = raster * kRaster + in_raster - column * lines;
-    work.m = (Tile::kRowGroups ? begin_ : 0) + line * Tile::kBlockM;
-    work.n = column * s.tile_columns;
+    const GroupPlace place = place_in_group(tile_, lines_of_group(), s.line_length);
+    work.m = (Tile::kRowGroups ? begin_ : 0) + place.line * Tile::kBlockM;
+    work.n = place.column * s.tile_columns;
     work.batch = group_;
     work.begin = begin_, work.end = end_;
     work.first_step = 0;
@@ -116,8 +114,6 @@ class GroupedScheduler {
   }
 
  private:
-  static constexpr int kRaster = 8;  // lines of tiles rasterized together, so that their slices of A and B stay in L2
-
   AK_DEVICE static int blocks(int x, int by) { return (x + by - 1) / by; }
   /// The rows behind the last end are like a group, without terms.
   AK_DEVICE int group_count() const { return args_.groups.count + (Tile::kRowGroups ? 1 : 0); }
@@ -221,11 +217,31 @@ struct Pipeline {
 
 // ---- producer: one thread issues the TMA loads of A and B, as far ahead as there are stages.
 
+/// The maps of A. Where A is several matrices, the maps that an epilogue would have are those of the others.
+struct MapsOfA {
+  const TensorMap *first, *second, *third;
+};
+
+/// The map for a box of A at `x` of the contiguous dimension, which becomes relative to the matrix.
+template <class Tile>
+AK_DEVICE const TensorMap* map_at(const MapsOfA& maps, const Args& args, int& x) {
+  const TensorMap* map = maps.first;
+  if constexpr (Tile::kTakesSegments) {
+    int begin = 0;
+    if (x >= args.more_a[0]) map = maps.second, begin = args.more_a[0];
+    if (x >= args.more_a[1]) map = maps.third, begin = args.more_a[1];
+    x -= begin;
+  }
+  return map;
+}
+
 /// Loads kRows rows of A or columns of B from `first` on, 64 deep in k; kMulticast: into both blocks of the cluster.
-template <Major kMajor, int kRows, bool kMulticast>
-AK_DEVICE void load_rows(uint32_t to, const TensorMap* map, uint32_t full, int first, int k, int batch) {
+/// `map_of(x)` is the map for a box at `x` of the contiguous dimension, and may change x.
+template <Major kMajor, int kRows, bool kMulticast, class MapOf>
+AK_DEVICE void load_rows(uint32_t to, const MapOf& map_of, uint32_t full, int first, int k, int batch) {
   constexpr uint16_t kBoth = 0b11;
   if constexpr (kMajor == Major::kK) {
+    const TensorMap* map = map_of(k);
     if constexpr (kMulticast) {
       tma_load_multicast(to, map, full, k, first, batch, kBoth);
     } else {
@@ -235,10 +251,12 @@ AK_DEVICE void load_rows(uint32_t to, const TensorMap* map, uint32_t full, int f
     static_assert(kRows % 64 == 0, "an operand that is not k-major comes in boxes of 64");
     AK_UNROLL
     for (int i = 0; i < kRows / 64; i++) {
+      int x = first + i * 64;
+      const TensorMap* map = map_of(x);
       if constexpr (kMulticast) {
-        tma_load_multicast(to + i * kSliceBytes, map, full, first + i * 64, k, batch, kBoth);
+        tma_load_multicast(to + i * kSliceBytes, map, full, x, k, batch, kBoth);
       } else {
-        tma_load(to + i * kSliceBytes, map, full, first + i * 64, k, batch);
+        tma_load(to + i * kSliceBytes, map, full, x, k, batch);
       }
     }
   }
@@ -254,7 +272,7 @@ AK_DEVICE void load_terms(uint32_t to, const TensorMap* map, uint32_t full, int 
 
 /// Waits until a stage is empty, then loads one k step of a tile into it.
 template <Major kMajorA, Major kMajorB, class Tile, class Pipeline>
-AK_DEVICE void fill_stage(Pipeline& p, const TensorMap* map_a, const TensorMap* map_b, const Args& args, int rank,
+AK_DEVICE void fill_stage(Pipeline& p, const MapsOfA& maps_a, const TensorMap* map_b, const Args& args, int rank,
                           const Work& work, int step) {
   constexpr bool kShareA = Tile::kClusterN > 1, kShareB = Tile::kClusterM > 1;
   constexpr int kRowsA = Tile::kBlockM / Tile::kClusterN,
@@ -267,34 +285,42 @@ AK_DEVICE void fill_stage(Pipeline& p, const TensorMap* map_a, const TensorMap* 
   const int k = step * kBlockK;
   mbarrier_wait(p.empty + 8 * p.stage, p.phase ^ 1);  // passes on a fresh barrier: all stages start empty
   const uint32_t full = p.full + 8 * p.stage;
-  mbarrier_arrive_expect_tx(full, Tile::kBytesA + Tile::kBytesB);
+  const bool lone = has_lone_slice<Tile>(work);
+  mbarrier_arrive_expect_tx(full, (lone ? kSliceBytes : Tile::kBytesA) + Tile::kBytesB);
   const uint32_t a = p.a + p.stage * Tile::kBytesA + my_row_a * kRowBytes;
   const uint32_t b = p.b + p.stage * Tile::kBytesB + my_row_b * kRowBytes;
   if constexpr (Tile::kTermGroups) {
-    load_terms<kRowsA>(a, map_a, full, work.m, work.begin + k, work.end);
+    load_terms<kRowsA>(a, maps_a.first, full, work.m, work.begin + k, work.end);
     load_terms<kRowsB>(b, map_b, full, work.n, work.begin + k, work.end);
     return;
   }
-  load_rows<kMajorA, kRowsA, kShareA>(a, map_a, full, work.m + my_row_a, k, batch_a);
+  const auto of_a = [&](int& x) { return map_at<Tile>(maps_a, args, x); };
+  const auto of_b = [&](int&) { return map_b; };
+  if constexpr (Tile::kRowGroups) {
+    load_rows<kMajorA, 64, false>(a, of_a, full, work.m, k, batch_a);
+    if (!lone) load_rows<kMajorA, 64, false>(a + kSliceBytes, of_a, full, work.m + 64, k, batch_a);
+  } else {
+    load_rows<kMajorA, kRowsA, kShareA>(a, of_a, full, work.m + my_row_a, k, batch_a);
+  }
   if constexpr (kShareB) {
-    load_rows<kMajorB, kRowsB, true>(b, map_b, full, work.n + rank * args.second_half, k, batch_b);
+    load_rows<kMajorB, kRowsB, true>(b, of_b, full, work.n + rank * args.second_half, k, batch_b);
   } else if (!halves) {
-    load_rows<kMajorB, kRowsB, false>(b, map_b, full, work.n, k, batch_b);
+    load_rows<kMajorB, kRowsB, false>(b, of_b, full, work.n, k, batch_b);
   } else if constexpr (kMajorB == Major::kK || kRowsB % 128 == 0) {
-    load_rows<kMajorB, kRowsB / 2, false>(b, map_b, full, work.n, k, batch_b);
-    load_rows<kMajorB, kRowsB / 2, false>(b + Tile::kBytesB / 2, map_b, full, work.n + args.second_half, k, batch_b);
+    load_rows<kMajorB, kRowsB / 2, false>(b, of_b, full, work.n, k, batch_b);
+    load_rows<kMajorB, kRowsB / 2, false>(b + Tile::kBytesB / 2, of_b, full, work.n + args.second_half, k, batch_b);
   }
 }
 
 template <Major kMajorA, Major kMajorB, class Tile, class Pipeline>
-AK_DEVICE void produce(Pipeline& p, const TensorMap* map_a, const TensorMap* map_b, const Args& args) {
+AK_DEVICE void produce(Pipeline& p, const MapsOfA& maps_a, const TensorMap* map_b, const Args& args) {
   SchedulerOf<Tile> scheduler(scheduled_by<Tile>(args));
   const int rank = rank_in_cluster<Tile>();
   Work work;
   while (scheduler.next(work)) {
     AK_NO_UNROLL
     for (int step = 0; step < work.steps; step++, p.advance())
-      fill_stage<kMajorA, kMajorB, Tile>(p, map_a, map_b, args, rank, work, work.first_step + step);
+      fill_stage<kMajorA, kMajorB, Tile>(p, maps_a, map_b, args, rank, work, work.first_step + step);
   }
 }
 

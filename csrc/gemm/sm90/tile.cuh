@@ -49,6 +49,8 @@ struct Tile {
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kManyRegisters ? 240 : 232;
   static constexpr GemmTile kShape{kBlockM, kBlockN, kClusterM, kClusterN, kConsumers, kPingpong};
   static constexpr bool kTakesEpilogue = !kTriangular && gemm_sm90_takes_epilogue(kShape);
+  /// True if A may be several matrices.
+  static constexpr bool kTakesSegments = !kTriangular && kGrouping == Grouping::kNone;
   /// True if an epilogue may be that of epilogue_tma.cuh: sums over groups have none.
   static constexpr bool kTakesBoxes = kTakesEpilogue && !kTermGroups;
   static constexpr int kBytesA = kBlockM * kBlockK * 2, kBytesB = kBlockN * kBlockK * 2;
@@ -71,6 +73,7 @@ struct Tile {
   static_assert(!kTriangular || kCluster == 1, "the strips of a triangle have any number of tiles");
   static_assert(kGrouping == Grouping::kNone || kCluster == 1,
                 "the blocks of a cluster would take tiles of two groups");
+  static_assert(!kRowGroups || (kGroups == 1 && kSlicesM == 2), "has_lone_slice() leaves out half of a tile");
   static_assert(kStages >= 2, "a stage is released one step after its use, so a single stage would deadlock");
 };
 
@@ -212,6 +215,7 @@ struct Args {
   int tile_columns;  // as in the schedule
   int second_half;   // columns of B from the first half of a tile to the second: kBlockN / 2, or n / 2 with swiglu
   int value_gap;     // columns of B between the two halves
+  int more_a[2];     // first columns, or if A is m-major rows, of its second and third matrix
   Schedule schedule;
   GroupEnds groups;
 };
@@ -230,6 +234,12 @@ struct Work {
 template <class Tile>
 AK_DEVICE int end_of_rows(const Args& args, const Work& work) {
   return Tile::kRowGroups ? work.end : args.m;
+}
+
+/// True if the rows of a tile end within its first 64: then the others are not loaded, multiplied or stored.
+template <class Tile>
+AK_DEVICE bool has_lone_slice(const Work& work) {
+  return Tile::kRowGroups && work.end <= work.m + 64;
 }
 
 /// The bias of a tile, or null: a group has its own, and rows in no group have none.
@@ -284,6 +294,7 @@ Args arguments(const GemmProblem& q, int splits) {
   args.tile_columns = halved ? Tile::kBlockN / 2 : Tile::kBlockN;
   args.second_half = halved ? q.n / 2 : Tile::kBlockN / 2;
   args.value_gap = args.second_half - Tile::kBlockN / 2;
+  for (int i = 0; i < 2; i++) args.more_a[i] = q.more_a[i].begin;
   return args;
 }
 

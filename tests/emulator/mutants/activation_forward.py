@@ -5,6 +5,7 @@ from . import Mutant
 TEST = "test_activation_forward"
 KERNEL = "activation/forward.cu"
 WALK = "base/elementwise.cuh"
+BASE = "base/config.h"
 
 MUTANTS = [
     Mutant(WALK, "f.template operator()<1>(rest);", ";", "the tail is left out"),
@@ -21,4 +22,6 @@ MUTANTS = [
     Mutant(KERNEL, "&& rows_aligned ?", "?", "rows that are no whole vectors are read in vectors"),
     Mutant(KERNEL, "wait_for_previous_kernel();", "", "operands are read before they are written"),
     Mutant(KERNEL, "wait_for_previous_kernel();", "", "operands are read before they are written", nth=2),
+    Mutant(BASE, "b < a || is_nan(b)", "b < a", "the smaller of a number and NaN is the number"),
+    Mutant(BASE, "a < b || is_nan(b)", "a < b", "the larger of a number and NaN is the number"),
 ]  # fmt: skip

@@ -3,24 +3,24 @@
 from . import Mutant
 
 TEST = "test_gemm_symmetric"
-CALL = "gemm/call.h"
 STORE = "gemm/sm90/mirrored_store.cuh"
 HOST = "gemm/sm90/symmetric.cuh"
 TILES = "gemm/sm90/gemm.h"
 TILE = "gemm/sm90/tile.cuh"
 SCHEDULER = "gemm/sm90/producer.cuh"
 KERNEL = "gemm/sm90/gemm.cuh"
+LOOP = "gemm/sm90/main_loop.cuh"
 SM80 = "gemm/sm80/gemm.cuh"
 SM80_HOST = "gemm/sm80/launch.cuh"
 MMA = "emulator/mma.cpp"
 
 MUTANTS = [
     # ---- the triangle
-    Mutant(CALL, "return tiles * (tiles + 1) / 2;", "return tiles * tiles / 2;", "the diagonal tiles are not counted"),
-    Mutant(CALL, "int length = tiles + 1 - tiles % 2,", "int length = tiles + 1,", "odd rows of tiles are folded as even ones"),
-    Mutant(CALL, "if (across < lower)", "if (across <= lower)", "a tile above the diagonal, and one of the upper row never"),
-    Mutant(CALL, "return {lower - 1, across};", "return {across, lower - 1};", "the wrong triangle"),
-    Mutant(CALL, "return {line - tiles % 2,", "return {line,", "of odd rows of tiles, the upper row is one too low"),
+    Mutant(SM80, "return tiles * (tiles + 1) / 2;", "return tiles * tiles / 2;", "the diagonal tiles are not counted"),
+    Mutant(SM80, "int length = tiles + 1 - tiles % 2,", "int length = tiles + 1,", "odd rows of tiles are folded as even ones"),
+    Mutant(SM80, "if (across < lower)", "if (across <= lower)", "a tile above the diagonal, and one of the upper row never"),
+    Mutant(SM80, "return {lower - 1, across};", "return {across, lower - 1};", "the wrong triangle"),
+    Mutant(SM80, "return {line - tiles % 2,", "return {line,", "of odd rows of tiles, the upper row is one too low"),
     Mutant(SCHEDULER, "work.m = strip_ * Tile::kBlockM;", "work.m = strip_ * Tile::kBlockN;", "strips are as high as tiles are wide"),
     Mutant(SCHEDULER, "work.n = (in_matrix - before_strip_) * Tile::kBlockN;", "work.n = (in_matrix - before_strip_) * Tile::kBlockM;", "tiles are as wide as high"),
     Mutant(SCHEDULER, "while (in_matrix >= before_strip_ + tiles())", "while (in_matrix > before_strip_ + tiles())", "the first tile of a strip is one more of the strip above"),
@@ -80,7 +80,7 @@ MUTANTS = [
     Mutant(STORE, "i / 4 == i / 2 % 2 &&", "", "the diagonal of a block of 8 in its neighbour, too"),
     Mutant(KERNEL, "store_mirrored<T, Tile>(acc, maps, p.staging_of(consumer), consumer,", "store_mirrored<T, Tile>(acc, maps, p.staging_of(0), consumer,",
            "both consumers stage in one buffer"),
-    Mutant(KERNEL, "a + slice_of_descriptor<kMajorA>(i, k16), b + slice_of_descriptor<kMajorB>(0, k16), accumulate);",
+    Mutant(LOOP, "a + slice_of_descriptor<kMajorA>(i, k16), b + slice_of_descriptor<kMajorB>(0, k16), accumulate);",
            "a + slice_of_descriptor<kMajorA>(i, Tile::kSlicesM == 2 ? 3 - k16 : k16), b + slice_of_descriptor<kMajorB>(0, Tile::kSlicesM == 2 ? 3 - k16 : k16), accumulate);",
            "tiles of two slices add up the products of a step in another order"),
     # ---- gemm_sm80

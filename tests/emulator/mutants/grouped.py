@@ -7,6 +7,8 @@ MAP = "device/tensor_map.cuh"
 TILE = "gemm/sm90/tile.cuh"
 PRODUCER = "gemm/sm90/producer.cuh"
 KERNEL = "gemm/sm90/gemm.cuh"
+LOOP = "gemm/sm90/main_loop.cuh"
+PLACE = "gemm/sm90/gemm.h"
 STORE = "gemm/sm90/direct_store.cuh"
 HOST = "gemm/sm90/grouped.cuh"
 SM80 = "gemm/sm80/grouped.cu"
@@ -27,20 +29,36 @@ MUTANTS = [
     Mutant(PRODUCER, "ragged_line(k, end), kRaggedLines, end);", "ragged_line(k, end + 64), kRaggedLines, end + 64);", "terms of the next group are multiplied"),
     Mutant(PRODUCER, "load_terms<kRowsB>(b, map_b, full, work.n, work.begin + k, work.end);", "load_terms<kRowsB>(b, map_b, full, work.n, work.begin + k, work.end + 64);",
            "only one operand is clipped: 0 x NaN"),
-    Mutant(PRODUCER, "load_terms<kRowsA>(a, map_a, full, work.m, work.begin + k, work.end);", "load_terms<kRowsA>(a, map_a, full, work.m, k, work.end);", "A begins at the first term of all"),
+    Mutant(PRODUCER, "load_terms<kRowsA>(a, maps_a.first, full, work.m, work.begin + k, work.end);", "load_terms<kRowsA>(a, maps_a.first, full, work.m, k, work.end);", "A begins at the first term of all"),
     Mutant(PRODUCER, "Tile::kTermGroups ? blocks(end_ - begin_, kBlockK)", "Tile::kTermGroups ? (end_ - begin_) / kBlockK", "the last terms are left out"),
     # ---- tiles without terms
     Mutant(TILE, "kEndMark = kGrouping == Grouping::kNone ? 0 : -1;", "kEndMark = 0;", "a tile without steps is the end mark"),
     Mutant(PRODUCER, "if (!exists) work.steps = Tile::kEndMark;", "", "there is no end mark"),
-    Mutant(KERNEL, "|| previous >= 0) release(previous);", "|| true) release(previous);", "a stage that was not used is released"),
-    Mutant(KERNEL, "acc[i][j] = 0.0f;", ";", "sums of no terms are what was in the registers"),
+    Mutant(LOOP, "|| previous >= 0) release(previous);", "|| true) release(previous);", "a stage that was not used is released"),
+    Mutant(LOOP, "acc[i][j] = 0.0f;", ";", "sums of no terms are what was in the registers"),
     Mutant(KERNEL, "if (work.steps == Tile::kEndMark && first && consumer == 0)", "if (false)", "a block without tiles leaves a barrier behind"),
     Mutant(PRODUCER, "begin_ == end_ && args_.output == Output::kAccumulate ? 0", "begin_ == end_ ? 0", "the sums of empty groups are not written"),
     Mutant(PRODUCER, "begin_ == end_ && args_.output == Output::kAccumulate ? 0", "false ? 0", "empty groups are added to"),
     # ---- the walk
-    Mutant(PRODUCER, "(Tile::kRowGroups ? begin_ : 0) + line * Tile::kBlockM;", "line * Tile::kBlockM;", "every group begins at the first row"),
+    Mutant(PRODUCER, "(Tile::kRowGroups ? begin_ : 0) + place.line * Tile::kBlockM;", "place.line * Tile::kBlockM;", "every group begins at the first row"),
     Mutant(PRODUCER, "tile_ -= tiles;", "", "the tiles of groups passed are not subtracted"),
-    Mutant(PRODUCER, "lines = left < kRaster ? left : kRaster;", "lines = kRaster;", "the last raster of a group is taken for a whole one"),
+    Mutant(PLACE, "together = left < kRaster ? left : kRaster;", "together = kRaster;", "the last raster of a group is taken for a whole one"),
+    Mutant(PLACE, "(in_raster + column) % together;", "(in_raster + index) % together;", "the lines turn within a column: a tile is left out"),
+    Mutant(PLACE, "(in_raster + column) % together;", "in_raster % together;", "the lines do not turn", missed="blocks have other tiles, all are computed"),
+    # ---- a last tile of 64 rows or fewer
+    Mutant(TILE, "work.end <= work.m + 64;", "work.end <= work.m + 65;", "the 65th row is left out"),
+    Mutant(TILE, "work.end <= work.m + 64;", "work.end <= work.m + 63;", "of 64 rows the next 64 are read as well"),
+    Mutant(PRODUCER, "(lone ? kSliceBytes : Tile::kBytesA)", "Tile::kBytesA", "bytes are awaited that do not come"),
+    Mutant(PRODUCER, "if (!lone) load_rows", "load_rows", "rows that nobody needs are read"),
+    Mutant(PRODUCER, "full, work.m + 64, k, batch_a);", "full, work.m, k, batch_a);", "the first 64 rows twice"),
+    Mutant(PRODUCER, "load_rows<kMajorA, 64, false>(a + kSliceBytes,", "load_rows<kMajorA, 64, false>(a,", "both slices go to one place"),
+    Mutant(HOST, "q.m, q.ld_a, 0, 64);", "q.m, q.ld_a, 0, Tile::kBlockM);", "boxes of A have all rows of a tile"),
+    Mutant(KERNEL, "if (has_lone_slice<Tile>(work)) {", "if (Tile::kRowGroups) {", "the second slice is never multiplied"),
+    Mutant(KERNEL, "if (has_lone_slice<Tile>(work)) {", "if (false) {", "rows that were not loaded are multiplied"),
+    Mutant(LOOP, "if (previous >= 0) release(previous);", "if (previous >= 0 && kSlices == Tile::kSlicesM) release(previous);", "a lone slice keeps its stages"),
+    Mutant(STORE, "if (slice > 0 && has_lone_slice<Tile>(work)) break;", "if (has_lone_slice<Tile>(work)) break;", "a lone slice is not stored"),
+    Mutant(STORE, "if (slice > 0 && has_lone_slice<Tile>(work)) break;", "", "what is in the registers of the missing slice is stored",
+           missed="behind the end of the group, where the map clips"),
     Mutant(PRODUCER, "args_.groups.count + (Tile::kRowGroups ? 1 : 0);", "args_.groups.count;", "rows in no group are not written"),
     Mutant(PRODUCER, "group_ < args_.groups.count ? s.k_steps : 0;", "s.k_steps;", "rows in no group are multiplied"),
     Mutant(HOST, "q.batch = Tile::kTermGroups ? p.groups : 1;", "q.batch = 1;", "one matrix of results"),
