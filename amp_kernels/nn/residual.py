@@ -31,7 +31,7 @@ Plan = dict[Key, Successor]
 
 _ADDITIONS = (Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add)
 _SUM = "+"  # ends the path of a sum
-INPUT = _SUM  # the path of what the block gets: the last to be taken for a branch
+INPUT = _SUM  # the path of an argument, which is rather a stream than a branch
 _PLAN = "_amp_kernels_plan"  # attribute of a block
 
 
@@ -92,22 +92,22 @@ class Branch(Tensor):
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
+        compiling = torch.compiler.is_compiling()
+        if function in _ADDITIONS and len(args) == 2 and not kwargs and not compiling:
+            return _sum(*args)
         if isinstance(function, torch._ops.OpOverload):  # in a compiled function, whose modes know no other classes
             return function(*plain(args), **plain(kwargs))
-        if function in _ADDITIONS and len(args) == 2 and not kwargs and not torch.compiler.is_compiling():
-            return _sum(*args)
         with torch._C.DisableTorchFunctionSubclass():
             result = function(*args, **kwargs)
-        if function.__name__ == "__get__" or torch.compiler.is_compiling():  # an attribute, such as _base
-            return result
         source = next((each for each in args if type(each) is Branch), None)
-        if source is not None and type(result) is Tensor and result.shape == source.shape:
-            return Branch.of(result, source.path, source.run)
-        return result
+        is_attribute = function.__name__ == "__get__"  # such as _base
+        if compiling or is_attribute or source is None or type(result) is not Tensor or result.shape != source.shape:
+            return result
+        return Branch.of(result, source.path, source.run)
 
 
 def _sum(one: Any, other: Any) -> Any:
-    if type(one) is not Branch or (type(other) is Branch and one.path.endswith(_SUM) and other.path != INPUT):
+    if type(one) is not Branch or (type(other) is Branch and one.path.endswith(_SUM)):
         one, other = other, one
     return one.run.add(one.run.key(one.path), one.origin, plain(other))
 
