@@ -88,7 +88,7 @@ The model does not cover:
   the run above, at 768 columns. Its loss and embedding gradients have their target, 80 % of a copy (the loss reached 72 %). "converted" is
   `ak.convert` with `ak.linear_cross_entropy` and `ak.optim.AdamW(shadow_dtype=torch.bfloat16)`{shadows}.
   "fuse_residuals" is `ak.convert(model, fuse_residuals=True)`; "fused norms" is an edited forward with `norm(branch, residual=stream)` and
-  `split`. Both are priced at the rate of the norms alone.
+  `ak.linear(split=)`. Both are priced at the rate of the norms alone. The measured step concatenated the gradients of attention.
   "compiled" is `torch.compile(ak.convert(model))` by the rule of torch.compile's column: everything between products, attention and the
   update reads and writes each value once.
 - **Other GPUs**: an H100 differs only in memory bandwidth; an A100 in clock, Tensor Cores and memory, at the H200's shares of their data

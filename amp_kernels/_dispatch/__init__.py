@@ -1,1 +1,1 @@
-"""Where an op runs: its schema (``library``), the choice of a backend (``policy``), what was built (``load``)."""
+"""The backend of an op: its schema (``library``), the choice of a backend (``policy``), what was built (``load``)."""

@@ -31,6 +31,7 @@ Plan = dict[Key, Successor]
 
 _ADDITIONS = (Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add)
 _SUM = "+"  # ends the path of a sum
+INPUT = _SUM  # the path of an argument, which is rather a stream than a branch
 _PLAN = "_amp_kernels_plan"  # attribute of a block
 
 
@@ -39,6 +40,11 @@ class Run:
 
     def __init__(self, plan: Plan):
         self.plan, self.last_norm, self.keys = plan, "", set()
+        self.adds_inputs = any(path.startswith(INPUT) for _, path, _ in plan)
+
+    def receive(self, x: Any) -> Any:
+        """``x``, an argument of the block."""
+        return Branch.of(x, INPUT, self) if self.adds_inputs and type(x) is Tensor else x
 
     def enter(self, submodule: Submodule, args: tuple, kwargs: dict) -> None:
         if submodule.is_norm:
@@ -49,20 +55,21 @@ class Run:
         self.keys.add(key)
         return key
 
-    def add(self, key: Key, stream: Any, branch: Tensor) -> Any:
+    def add(self, key: Key, one: Tensor, other: Any) -> Any:
         successor = self.plan.get(key)
-        if successor is not None and successor.is_ready() and keeps_stream(stream, branch):
-            found = _norm_of_sum(successor.norm, branch, stream)
+        if successor is not None and successor.is_ready() and (operands := stream_and_branch(one, other)):
+            found = _norm_of_sum(successor.norm, *operands)
             if found is not None:
                 y, total = found
                 successor.give(total, y)
                 return total
-        total = branch + stream
+        total = one + other
         return Branch.of(total, key[1] + _SUM, self) if type(total) is Tensor else total
 
 
 class Branch(Tensor):
-    """A tensor that a submodule returned, or one of the same shape computed from it: dropped out, scaled, added to another."""
+    """A tensor that a submodule returned or, if the plan asks, that the block got; or one of the same shape computed from it: dropped
+    out, scaled, added to another."""
 
     path: str
     run: Run
@@ -84,37 +91,45 @@ class Branch(Tensor):
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if function in _ADDITIONS and len(args) == 2 and not kwargs:
+        kwargs = kwargs or {}
+        compiling = torch.compiler.is_compiling()
+        if function in _ADDITIONS and len(args) == 2 and not kwargs and not compiling:
             return _sum(*args)
+        if isinstance(function, torch._ops.OpOverload):  # in a compiled function, whose modes know no other classes
+            return function(*plain(args), **plain(kwargs))
         with torch._C.DisableTorchFunctionSubclass():
-            result = function(*args, **kwargs or {})
-            source = next((each for each in args if type(each) is Branch), None)
-            if source is not None and type(result) is Tensor and result.shape == source.shape:
-                return Branch.of(result, source.path, source.run)
+            result = function(*args, **kwargs)
+        source = next((each for each in args if type(each) is Branch), None)
+        is_attribute = function.__name__ == "__get__"  # such as _base
+        if compiling or is_attribute or source is None or type(result) is not Tensor or result.shape != source.shape:
             return result
+        return Branch.of(result, source.path, source.run)
 
 
 def _sum(one: Any, other: Any) -> Any:
     if type(one) is not Branch or (type(other) is Branch and one.path.endswith(_SUM)):
         one, other = other, one
-    return one.run.add(one.run.key(one.path), plain(other), one.origin)
+    return one.run.add(one.run.key(one.path), one.origin, plain(other))
 
 
-def keeps_stream(stream: Any, branch: Tensor) -> bool:
-    """True if the sum has the shape and dtype of ``stream``, and a norm takes both."""
-    return (
-        type(stream) in PLAIN
-        and stream.shape == branch.shape
-        and stream.device == branch.device
-        and stream.layout is branch.layout is torch.strided
-        and stream.dtype in FLOATS
-        and branch.dtype in FLOATS
-        and (stream.dtype == torch.float64) == (branch.dtype == torch.float64)
-        and torch.promote_types(stream.dtype, branch.dtype) == stream.dtype
-    )
+def stream_and_branch(one: Tensor, other: Any) -> tuple[Tensor, Tensor] | None:
+    """The operands of a sum if a norm takes them: first the one that has the sum's dtype."""
+    if (
+        type(one) not in PLAIN
+        or type(other) not in PLAIN
+        or one.shape != other.shape
+        or one.device != other.device
+        or not (one.layout is other.layout is torch.strided)
+        or one.dtype not in FLOATS
+        or other.dtype not in FLOATS
+        or (one.dtype == torch.float64) != (other.dtype == torch.float64)
+    ):
+        return None
+    dtype = torch.promote_types(one.dtype, other.dtype)
+    return (other, one) if other.dtype == dtype else (one, other) if one.dtype == dtype else None
 
 
-def _norm_of_sum(norm: torch.nn.Module, branch: Tensor, stream: Tensor) -> tuple[Tensor, Tensor] | None:
+def _norm_of_sum(norm: torch.nn.Module, stream: Tensor, branch: Tensor) -> tuple[Tensor, Tensor] | None:
     """``(norm(stream + branch), stream + branch)`` in one pass; ``None`` if calling ``norm`` does more, or it has another width or
     device: that of a decoder, or of a model on several devices."""
     weight = norm.weight
@@ -167,7 +182,7 @@ class Submodule:
 
 def is_norm(module: torch.nn.Module) -> bool:
     kind = own_class(module)
-    return kind in (LayerNorm, RMSNorm) or (kind.forward is copied_norm.forward and base_of(kind) is not None)
+    return kind in (LayerNorm, RMSNorm) or (base_of(kind) is not None and kind.forward is copied_norm.forward)
 
 
 def is_list(module: torch.nn.Module | None) -> bool:
@@ -192,7 +207,9 @@ def forward(self, *args: Any, **kwargs: Any) -> Any:
     base = self._amp_kernels_base
     if torch.compiler.is_compiling():  # the compiler fuses additions itself
         return base.forward(self, *args, **kwargs)
-    view = standing_in(self, _modules=submodules(self._modules, Run(vars(self).get(_PLAN, {}))))
+    run = Run(vars(self).get(_PLAN, {}))
+    args, kwargs = tuple(map(run.receive, args)), {name: run.receive(x) for name, x in kwargs.items()}
+    view = standing_in(self, _modules=submodules(self._modules, run))
     return plain(base.forward(view, *args, **kwargs))
 
 

@@ -20,7 +20,7 @@ from ._derived import base_of
 from ._probe import standing_in, values
 from ._wrapped import own_class
 from .norm import LayerNorm
-from .residual import Key, Plan, Run, Submodule, forward, is_list, is_norm, keeps_stream, plain, submodules
+from .residual import Key, Plan, Run, Submodule, forward, is_list, is_norm, plain, stream_and_branch, submodules
 from .waiting import Successor
 
 _MOST_TRIALS = 81
@@ -143,9 +143,9 @@ def _results(module: torch.nn.Module) -> int | None:
     """How many results ``module`` returns, if that is known."""
     if isinstance(module, _PAIRS):
         return 2
-    kind = _kind(module)
-    known = is_norm(module) or isinstance(module, torch.nn.Linear) or kind.forward.__module__.startswith("torch.nn.")
-    return 1 if known else None
+    function = getattr(_kind(module), "forward", None)  # a scripted module's class has none
+    known = is_norm(module) or isinstance(module, torch.nn.Linear)
+    return 1 if known or getattr(function, "__module__", "").startswith("torch.nn.") else None
 
 
 class _Part(torch.nn.Module):
@@ -183,21 +183,25 @@ def _parts(modules: dict[str, Any], results: dict[type, int], seeds: Iterator[in
 class _Watch(Run):
     """Records who gets the sums of a block."""
 
-    def __init__(self, inputs: tuple[Tensor, ...]):
+    def __init__(self, adds_inputs: bool):
         super().__init__({})
-        self.inputs, self.block, self.sums = inputs, Block(), []
+        self.adds_inputs, self.received, self.sums, self.block = adds_inputs, [], [], Block()
+
+    def receive(self, x: Any) -> Any:
+        self.received.append(super().receive(x))
+        return self.received[-1]
 
     def enter(self, submodule: Submodule, args: tuple, kwargs: dict) -> None:
         super().enter(submodule, args, kwargs)
         x = next(iter((*args, *kwargs.values())), None)
-        if submodule.is_norm and x is self.inputs[0]:
+        if submodule.is_norm and x is self.received[0]:
             self.block.entry = self.block.entry or submodule.path
         if key := self.key_of(x):
             (self.block.inside if submodule.is_norm else self.block.passed).setdefault(key, submodule.path)
 
-    def add(self, key: Key, stream: Any, branch: Tensor) -> Any:
-        total = super().add(key, stream, branch)
-        if keeps_stream(stream, branch):
+    def add(self, key: Key, one: Tensor, other: Any) -> Any:
+        total = super().add(key, one, other)
+        if stream_and_branch(one, other):
             self.sums.append((total, key))
         return total
 
@@ -229,13 +233,13 @@ def _watched(module: torch.nn.Module, kind: type[torch.nn.Module], trial: _Trial
     def run(run: Run | None) -> Any:
         torch.set_rng_state(random)
         view = standing_in(module, _modules=parts if run is None else submodules(parts, run), **own)
-        result = kind.forward(view, *inputs)
+        result = kind.forward(view, *(inputs if run is None else map(run.receive, inputs)))
         replaced = dict.fromkeys(("_modules", *own))
         if {**vars(view), **replaced} != {**vars(module), **replaced}:
             raise RuntimeError("it writes its own attributes")  # which a copy of it would lose
         return _first(result)
 
-    watch = _Watch(inputs)
+    watch = _Watch(adds_inputs=trial.count > 1)
     watch.block.returned = watch.key_of(run(watch))
     plan = {key: Successor(leaves[path], inside=True) for key, path in watch.block.inside.items()}
     expected, found = run(None), plain(run(Run(plan)))

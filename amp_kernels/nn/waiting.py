@@ -32,7 +32,8 @@ class Successor:
 
     def give(self, total: Tensor, y: Tensor) -> None:
         """Keep ``y``, the norm of ``total``, until it is fetched."""
-        setattr(total, _NAME, _Waiting(self, y, _setting(total)))
+        parameters = tuple(self.norm._parameters.values())
+        setattr(total, _NAME, _Waiting(self, parameters, y, _setting(total)))
         if _saving_hooks() is None:
             self.fetched = False
 
@@ -42,8 +43,16 @@ class _Waiting:
     """The norm of a tensor, and the setting that it was computed in."""
 
     successor: Successor
+    parameters: tuple  # torch.func.functional_call may put others into the norm
     y: Tensor
     setting: tuple
+
+    def is_for(self, norm: torch.nn.Module, x: Tensor) -> bool:
+        return (
+            self.successor.norm is norm
+            and [*map(id, self.parameters)] == [*map(id, norm._parameters.values())]
+            and self.setting == _setting(x)
+        )
 
 
 def is_awaited(total: Tensor) -> bool:
@@ -56,7 +65,7 @@ def fetched(norm: torch.nn.Module, x: Tensor) -> Tensor | None:
     if torch.compiler.is_compiling() or type(x) is not Tensor:
         return None
     waiting = vars(x).get(_NAME)
-    if waiting is None or waiting.successor.norm is not norm or waiting.setting != _setting(x):
+    if waiting is None or not waiting.is_for(norm, x):
         return None
     delattr(x, _NAME)
     waiting.successor.fetched = True

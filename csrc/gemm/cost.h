@@ -286,7 +286,7 @@ inline double sm90_time(const GemmRequest& r, const GemmChip& chip, const GemmTi
 }
 
 /// Microseconds of gemm_sm90_grouped for groups of these numbers of rows, of which `r` tells n and k. Tiles go to the
-/// SMs in turn, and a group's last one may be half a tile. Every group's matrix is read.
+/// SMs in turn, and a group's last one may be half a tile. A group's matrix, which few tiles share, is read once.
 inline double grouped_sm90_time(const GemmRequest& r, const GemmChip& chip, const std::vector<int>& sizes) {
   constexpr int kRows = kGemmSm90GroupTile;
   const GemmRates& rate = chip.rates;
@@ -294,7 +294,7 @@ inline double grouped_sm90_time(const GemmRequest& r, const GemmChip& chip, cons
     return sm90_finish_cycles(r, sm90_finish(r, t, false), t.m * t.n, t, rate);
   };
   const auto cycles = [&](const GemmTile& t) {
-    return sm90_waves(1, whole(r.k, 64) * sm90_step(t, rate), finish(t), t) - finish(t);
+    return sm90_waves(1, whole(r.k, 64) * sm90_step(r, t, rate, 1), finish(t), t) - finish(t);
   };
   const GemmTile tile{kRows, kRows, 1, 1, 2, true}, half{kRows / 2, kRows, 1, 1, 2, true};
   const double of_tile = cycles(tile), of_half = cycles(half);

@@ -31,6 +31,7 @@ OTHER_BITS = [
             "column_sums",
             "gemm",
             "grouped_gemm",
+            "segmented_gemm",
             "norm_",
             "rotary_",
             "cross_entropy",

@@ -20,31 +20,9 @@ from amp_kernels.ops._shadows import fresh_shadow
 from amp_kernels.optim import _matrices
 from amp_kernels.testing.emulator import launches
 
-f16, bf16, f32, f64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+from .both import assert_same_on_both, bf16, f16, f32, integers, tensors
 
-
-def tensors(value):
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [t for item in value for t in tensors(item)] if isinstance(value, (list, tuple)) else []
-
-
-def assert_same_on_both(call, *inputs):
-    """`call(*inputs)` on the emulator and on the CPU, on copies: results, and what became of the inputs."""
-    outcomes = []
-    for backend in ("emulate", "cpu"):
-        copies = [
-            [t.clone() for t in value] if isinstance(value, list) else value.clone() if value is not None else None
-            for value in inputs
-        ]
-        with ak.backend(backend), torch.no_grad():
-            outcomes.append(tensors([call(*copies), copies]))
-    for got, want in zip(*outcomes, strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True, check_stride=True)
-
-
-def integers(*shape, dtype=bf16, seed=0):
-    return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+f64 = torch.float64
 
 
 # ---- sums
@@ -144,12 +122,6 @@ def test_activation_backward_of_views(dtypes):
 
 
 # ---- GEMM
-
-
-@pytest.fixture(params=["8.0", "9.0"])
-def capability(request, monkeypatch):
-    monkeypatch.setenv("AMP_KERNELS_EMULATE_CAPABILITY", request.param)
-    return request.param
 
 
 def operands(m, n, k, batch=None, dtype=bf16):

@@ -10,17 +10,7 @@ from amp_kernels._raw.gemm import gemm_op
 from amp_kernels._raw.grouped_gemm import grouped_gemm_accumulate_op, grouped_gemm_op
 from amp_kernels.testing.emulator import launches
 
-f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
-
-
-@pytest.fixture(params=["8.0", "9.0"])
-def capability(request, monkeypatch):
-    monkeypatch.setenv("AMP_KERNELS_EMULATE_CAPABILITY", request.param)
-    return request.param
-
-
-def integers(*shape, dtype=bf16, seed=0):
-    return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+from .both import assert_same_on_both, bf16, f16, f32, integers
 
 
 def ends(*values):
@@ -40,21 +30,6 @@ def ways(t: torch.Tensor):
     gaps = torch.full((*t.shape[:-1], 2 * t.shape[-1]), torch.nan, dtype=t.dtype)
     gaps[..., ::2] = t
     yield gaps[..., ::2]
-
-
-def assert_same_on_both(call, *written):
-    """`call(*written)` on the emulator and on the CPU, on copies of what it writes; the kernels that were launched."""
-    outcomes, launched = [], []
-    for backend in ("emulate", "cpu"):
-        copies = [t.clone(memory_format=torch.preserve_format) for t in written]
-        with ak.backend(backend):
-            results = call(*copies) or ()
-        if backend == "emulate":
-            launched = [launch.name for launch in launches()]
-        outcomes.append([t for t in (*results, *copies) if t is not None])
-    for got, want in zip(*outcomes, strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True, check_stride=True)
-    return launched
 
 
 @pytest.mark.parametrize("k", [1, 40, 41])

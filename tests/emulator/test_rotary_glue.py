@@ -7,7 +7,7 @@ import torch
 
 from amp_kernels._dispatch.library import REGISTRY
 
-from .test_glue import assert_same_on_both, bf16, f32
+from .both import assert_same_on_both, bf16, f32
 
 
 def heads(*shape, seed=0):

@@ -20,12 +20,6 @@ def _emulated():
         yield
 
 
-@pytest.fixture(params=["8.0", "9.0"])
-def capability(request, monkeypatch):
-    monkeypatch.setenv("AMP_KERNELS_EMULATE_CAPABILITY", request.param)
-    return request.param
-
-
 def gradients(rows, sizes, dtype=bf16):
     return [normal(rows, size, dtype=dtype, seed=i) for i, size in enumerate(sizes)]
 

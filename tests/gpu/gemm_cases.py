@@ -145,7 +145,7 @@ TABLE = [
     ("swiglu", "kk", "72x3080x4104 3080x264x4104"),
     ("swiglu", "mk", "8x136x72 5128x136x4104"),
     ("fp32", "kk", "392x2568x72 392x2569x72"),
-    # What is planned for rows across lines of L2, as all that lie 8 elements further apart than they are long.
+    # Plans for rows across lines of L2, as all that lie 8 elements further apart than they are long.
     ("plain", "kn", "2568x136x4104"),
     ("plain", "kk", "136x5128x4104 136x5129x4104"),
     ("fp32", "kk", "136x5128x4104 136x5129x4104"),

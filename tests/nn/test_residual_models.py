@@ -5,6 +5,7 @@ import logging
 
 import pytest
 import torch
+import torch._dynamo.testing
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -101,6 +102,33 @@ class Shared(GPT):
         return x + self.dropout(self.mlp(self.ln_2(x)))
 
 
+class Scripted(GPT):
+    def __init__(self):
+        super().__init__()
+        self.mlp = torch.jit.script(self.mlp)
+
+
+class AddNorm(nn.Module):
+    """Adds what it gets."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x, y):
+        return self.norm(x + y)
+
+
+class PostNorm(GPT):
+    def __init__(self):
+        super().__init__()
+        self.add_1, self.add_2 = AddNorm(), AddNorm()
+
+    def forward(self, x):
+        x = self.add_1(x, y=self.attn(x)[0])
+        return self.add_2(x, self.mlp(x))
+
+
 class PreNorm(nn.Module):
     def __init__(self, function):
         super().__init__()
@@ -183,6 +211,8 @@ MODELS = {
     "parallel": (lambda: Stack(Parallel, 2, nn.LayerNorm(WIDTH)), 2),
     "reversed": (lambda: Stack(Reversed, 2, nn.LayerNorm(WIDTH)), 4),
     "shared": (lambda: Stack(Shared, 2, nn.LayerNorm(WIDTH)), 4),
+    "scripted": (lambda: Stack(Scripted, 2, nn.LayerNorm(WIDTH)), 4),
+    "post-norm": (lambda: Stack(PostNorm, 2), 4),
     "looping": (Looping, 2),
     "benchmark": (lambda: Stack(lambda: Block(WIDTH, 2, 0.1), 2, nn.LayerNorm(WIDTH)), 4),
     "nested": (Nested, 4),
@@ -238,6 +268,26 @@ def test_the_probe_depends_on_no_context(context):
     with context():
         ak.convert(model, fuse_residuals=True)
     assert is_fused(model)
+
+
+def test_a_compiled_function_in_a_block():
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    doubled = torch.compile(lambda x, y: x * 2 + torch.relu(x) + (x + y), backend=counter)
+
+    class Compiled(GPT):
+        def forward(self, x):
+            x = x + doubled(self.attn(self.ln_1(x))[0], x)
+            return x + self.mlp(self.ln_2(x))
+
+    plain, ours = pair(Stack(Compiled, 2))
+    assert is_fused(ours.blocks[0])
+    x = inputs(GPT)
+    for one, other in zip(results(ours, x, False), results(plain, x, False), strict=True):
+        torch.testing.assert_close(one, other)
+    for _ in range(3):
+        results(ours, x, False)
+    assert counter.frame_count < 8  # by dtype and class of tensor, and not by call: 5
 
 
 class Switched(GPT):

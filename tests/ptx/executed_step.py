@@ -16,7 +16,7 @@ STEP = [op for _, op in sorted(REGISTRY.items()) if not op.composite and op.fami
 # Sums over a row, over the uses of one, or over a tensor in double: on the CPU in another order.
 OWN_ORDER = {"column_sums", "norm_forward", "norm_backward", "cross_entropy_rows_", "embedding_accumulate_"}
 OWN_ORDER |= {"rotary_forward", "rotary_backward", "spread_rows", "softmax_rows", "softmax_rows_backward", "lamb_half_"}
-OWN_ORDER |= {"grouped_gemm", "grouped_gemm_accumulate_"}
+OWN_ORDER |= {"grouped_gemm", "grouped_gemm_accumulate_", "segmented_gemm", "segmented_gemm_accumulate_"}
 
 
 def tensors(values):

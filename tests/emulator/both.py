@@ -1,0 +1,37 @@
+"""An op on the emulator and on the CPU: the same bits, and the kernels that were launched."""
+
+import torch
+
+import amp_kernels as ak
+from amp_kernels.testing.emulator import launches
+
+f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
+
+
+def integers(*shape, dtype=bf16, seed=0):
+    return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def tensors(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for item in value for t in tensors(item)] if isinstance(value, (list, tuple)) else []
+
+
+def copied(value):
+    if isinstance(value, list):
+        return [copied(item) for item in value]
+    return value if value is None else value.clone()
+
+
+def assert_same_on_both(call, *inputs):
+    """`call(*inputs)` on both, on copies: results, and what became of the inputs. Returns the names of the kernels."""
+    outcomes, names = [], []
+    for backend in ("emulate", "cpu"):
+        copies = [copied(value) for value in inputs]
+        with ak.backend(backend), torch.no_grad():
+            outcomes.append(tensors([call(*copies), copies]))
+        names = names or [launch.name for launch in launches()]
+    for got, want in zip(*outcomes, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True, check_stride=True)
+    return names
