@@ -15,6 +15,7 @@ float64 logits, targets that require a gradient, and torch.func transforms take 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -27,7 +28,6 @@ from .._checks.operands import check_no_internal_overlap, check_same_device, che
 from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
-from .._dispatch.policy import requested_backend
 from .._dispatch.samples import Normal
 from .._raw import cross_entropy_rows, unscale
 from .._sharding.dtensor import is_dtensor
@@ -215,20 +215,25 @@ def check_target(
         wanted = [size for dim, size in enumerate(shape) if dim != classes_dim]
         if list(target.shape) != wanted:
             raise ValueError(f"{op}: target has shape {list(target.shape)}; accepted: {wanted}, one class for each row")
-        if values_are_known(target) and not under_transform() and requested_backend() in (None, "cpu", "aten"):
-            _check_classes(op, target.long(), classes, ignore_index)
     if weight is not None and weight.shape != (classes,):
         raise ValueError(f"{op}: weight has shape {list(weight.shape)}; accepted: [{classes}], one for each class")
 
 
-def _check_classes(op: str, target: Tensor, classes: int, ignore_index: int) -> None:
-    wrong = (target != ignore_index) & ((target < 0) | (target >= classes))
-    if wrong.any():
-        at = wrong.nonzero()[0].tolist()
-        raise ValueError(
-            f"{op}: target{at or ''} is {target[tuple(at)].item()}; accepted: 0 to {classes - 1}, and ignore_index, "
-            f"{ignore_index}"
-        )
+@contextlib.contextmanager
+def names_class(op: str, target: Tensor, classes: int, ignore_index: int) -> Iterator[None]:
+    """The error of a CPU kernel about a class out of range, by its place in ``target``: the kernel has rows, perhaps of a chunk."""
+    try:
+        yield
+    except (RuntimeError, IndexError):
+        if not target.is_floating_point() and target.is_cpu and values_are_known(target) and not under_transform():
+            ids = target.long()
+            wrong = (ids != ignore_index) & ((ids < 0) | (ids >= classes))
+            for at in wrong.nonzero()[:1].tolist():
+                raise ValueError(
+                    f"{op}: target{at or ''} is {ids[tuple(at)].item()}; accepted: 0 to {classes - 1}, and ignore_index, "
+                    f"{ignore_index}"
+                ) from None
+        raise
 
 
 def _cross_entropy(
@@ -248,19 +253,20 @@ def _cross_entropy(
     options = Options(ignore_index, label_smoothing, z_loss)
     shape = target.shape if not target.is_floating_point() else logits.shape[:1] * (logits.ndim > 1) + logits.shape[2:]
     x, y = by_rows(logits, target)
-    if x.dtype == torch.float64 or y.dtype == torch.float64 or target.requires_grad or under_transform():
-        loss = composed(x, y, weight, reduction, options)
-    else:
-        x = x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
-        x = aligned(x) if is_batch_invariant() and not inplace else x
-        y = y if y.ndim == 1 or y.stride(1) == 1 or y.shape[1] == 1 else y.contiguous()
-        weight = None if weight is None else weight.float().contiguous()
-        if torch.is_grad_enabled() and x.requires_grad:
-            loss = autocast.apply(_CrossEntropy, x, y, weight, reduction, options, inplace)
+    with names_class("cross_entropy", target, logits.shape[logits.ndim > 1], ignore_index):
+        if x.dtype == torch.float64 or y.dtype == torch.float64 or target.requires_grad or under_transform():
+            loss = composed(x, y, weight, reduction, options)
         else:
-            rows = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
-            cross_entropy_rows.op(x, y, weight, None, rows, None, **options._asdict())
-            loss = reduced(rows, reduction, denominator(y, weight, options) if reduction == "mean" else None)
+            x = x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
+            x = aligned(x) if is_batch_invariant() and not inplace else x
+            y = y if y.ndim == 1 or y.stride(1) == 1 or y.shape[1] == 1 else y.contiguous()
+            weight = None if weight is None else weight.float().contiguous()
+            if torch.is_grad_enabled() and x.requires_grad:
+                loss = autocast.apply(_CrossEntropy, x, y, weight, reduction, options, inplace)
+            else:
+                rows = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+                cross_entropy_rows.op(x, y, weight, None, rows, None, **options._asdict())
+                loss = reduced(rows, reduction, denominator(y, weight, options) if reduction == "mean" else None)
     return (reshaped(loss, shape) if reduction == "none" else loss).to(out_dtype)
 
 

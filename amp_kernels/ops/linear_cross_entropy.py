@@ -46,6 +46,7 @@ from .cross_entropy import (
     composed,
     denominator,
     made_in_forward,
+    names_class,
     once,
     reduced,
     row_factors,
@@ -232,29 +233,30 @@ def _linear_cross_entropy(
     x = input.reshape(-1, input.shape[-1])
     soft = target.is_floating_point()
     y = target.reshape(-1, target.shape[-1]) if soft else target.reshape(-1).to(torch.int64)
-    if dtype == torch.float64 or y.dtype == torch.float64 or target.requires_grad or under_transform():
-        bias = None if linear_bias is None else linear_bias.to(dtype)
-        loss = composed(F.linear(x.to(dtype), linear_weight.to(dtype), bias), y, weight, reduction, options)
-    else:
-        y = y if not soft or y.stride(1) == 1 or y.shape[1] == 1 else y.contiguous()
-        weight = None if weight is None else weight.float().contiguous()
-        blocks = batch_invariant if dtype in HALF_DTYPES else 0
-        classes = {"classes": linear_weight.shape[0]} if needs_gradient(x) else {}
-        check_blocks(op, blocks, in_features=x.shape[1], **classes)
-        chunk = default_chunk(x.shape[0], dtype, x.device.type) if chunk_size is None else chunk_size
-        if blocks and chunk_size is None:
-            chunk = -(-chunk // UNIT) * UNIT
-        inputs = (x, linear_weight, linear_bias)
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
-            arguments = *inputs, y, weight, shadow, reduction, options, dtype, chunk, blocks
-            loss = autocast.apply(_LinearCrossEntropy, *arguments)
+    with names_class(op, target, linear_weight.shape[0], ignore_index):
+        if dtype == torch.float64 or y.dtype == torch.float64 or target.requires_grad or under_transform():
+            bias = None if linear_bias is None else linear_bias.to(dtype)
+            loss = composed(F.linear(x.to(dtype), linear_weight.to(dtype), bias), y, weight, reduction, options)
         else:
-            w = cast(linear_weight, dtype) if shadow is None else shadow
-            each = x.new_empty(x.shape[0], dtype=torch.float32)
-            for rows, logits in _Head(cast(x, dtype), w, linear_bias, chunk, blocks).chunks():
-                cross_entropy_rows.op(logits, y[rows], weight, None, each[rows], None, **options._asdict())
-                del logits
-            loss = reduced(each, reduction, denominator(y, weight, options) if reduction == "mean" else None)
+            y = y if not soft or y.stride(1) == 1 or y.shape[1] == 1 else y.contiguous()
+            weight = None if weight is None else weight.float().contiguous()
+            blocks = batch_invariant if dtype in HALF_DTYPES else 0
+            classes = {"classes": linear_weight.shape[0]} if needs_gradient(x) else {}
+            check_blocks(op, blocks, in_features=x.shape[1], **classes)
+            chunk = default_chunk(x.shape[0], dtype, x.device.type) if chunk_size is None else chunk_size
+            if blocks and chunk_size is None:
+                chunk = -(-chunk // UNIT) * UNIT
+            inputs = (x, linear_weight, linear_bias)
+            if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+                arguments = *inputs, y, weight, shadow, reduction, options, dtype, chunk, blocks
+                loss = autocast.apply(_LinearCrossEntropy, *arguments)
+            else:
+                w = cast(linear_weight, dtype) if shadow is None else shadow
+                each = x.new_empty(x.shape[0], dtype=torch.float32)
+                for rows, logits in _Head(cast(x, dtype), w, linear_bias, chunk, blocks).chunks():
+                    cross_entropy_rows.op(logits, y[rows], weight, None, each[rows], None, **options._asdict())
+                    del logits
+                loss = reduced(each, reduction, denominator(y, weight, options) if reduction == "mean" else None)
     return (reshaped(loss, input.shape[:-1]) if reduction == "none" else loss).to(out_dtype)
 
 
