@@ -130,7 +130,7 @@ def test_operands_that_begin_anywhere(rule, backend, shift):
 @pytest.mark.parametrize("exponent", [-140, -70, -55, -35, 0, 35, 62])
 def test_the_first_gradients_of_any_magnitude(rule, backend, exponent):
     """Roots and quotients of numbers that are not normal, and of 0."""
-    update = moments8(rule, shapes=[(4096,)], grad_dtype=F32, optional=not RULES[rule].declared.optional[1:])
+    update = moments8(rule, shapes=[(4096,)], grad_dtype=F32, optional=rule != "adamw_")
     for grad in update.grads:
         grad.mul_(2.0**exponent)
         flat(grad)[::3] = 0.0
