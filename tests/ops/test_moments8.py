@@ -127,6 +127,23 @@ def test_operands_that_begin_anywhere(rule, backend, shift):
 
 @RULE
 @COMPILED
+@pytest.mark.parametrize("exponent", [-140, -70, -55, -35, 0, 35, 62])
+def test_the_first_gradients_of_any_magnitude(rule, backend, exponent):
+    """Roots and quotients of numbers that are not normal, and of 0."""
+    update = moments8(rule, shapes=[(4096,)], grad_dtype=F32, optional=rule != "adamw_")
+    for grad in update.grads:
+        grad.mul_(2.0**exponent)
+        flat(grad)[::3] = 0.0
+    for k in range(len(update.moments)):
+        codes, exponents = codes_and_exponents(update, k, 0)
+        codes.zero_()
+        exponents.fill_(48)
+    with np.errstate(all="ignore"):
+        agrees(update, backend)
+
+
+@RULE
+@COMPILED
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 3.0e38])
 def test_gradients_that_are_not_finite(rule, backend, bad):
     update = moments8(rule, [Kind(F32), SPLIT24[0], SPLIT24[1]], ((257,), (70,)))
