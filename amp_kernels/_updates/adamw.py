@@ -59,6 +59,7 @@ def _samples(amsgrad: Callable[..., Sample]) -> Iterator[Sample]:
     yield call(193, [f32, bf16], flags=CAUTIOUS)
     yield from samples8(call, 300, flags=CAUTIOUS)
     yield from samples8(amsgrad, 310)
+    yield call(320, [bf16, f16, f32], master=torch.int8, moment_dtype=torch.uint8)  # the kernel's plain form
 
 
 adamw_ = define_update(

@@ -56,7 +56,7 @@ def test_norms_that_add_leave_no_cast(name):
 
 
 def test_a_product_of_segments_is_priced_as_that_of_their_concatenation():
-    ops = [op for op in traces(MODELS["gpt2-124m"], True, True, True)[0].ops if op.name == "ak::segmented_gemm"]
+    ops = [op for op in traces(MODELS["gpt2-124m"], True, fused=True)[0].ops if op.name == "ak::segmented_gemm"]
     (dx, dw), chip = map(concatenated, ops), CHIPS["H200"]
     tokens, width = MODELS["gpt2-124m"].batch * CONTEXT, MODELS["gpt2-124m"].width
     assert dx.shapes == [(tokens, 3 * width), (3 * width, width)]

@@ -107,8 +107,9 @@ BUDGETS = {
         why="7 ways to keep a weight, each with and without momentum (two of the latter have 48 bytes to read); 80 registers "
             "let 3 blocks of 256 share an SM"),
     "update_kernel<Muon, true>": Budget(registers=80, shared=0, blocks=3, wide_loads=9 * (7 + 5) - 2, in_flight=96, ways=9,
+        spilled={"sm_120": ("Muon", 8)},
         why="with extras: 9 ways to keep a weight, each with and without momentum, and two words of the average; two loads "
-            "serve two ways"),
+            "serve two ways; two words are in local memory on sm_120"),
     "update_kernel<Lion, false>": Budget(registers=80, shared=0, blocks=3, wide_loads=7 * 5, in_flight=80, ways=7,
         why="7 ways to keep a weight, each loading two words of the gradient and of the moment and one or two of the "
             "weight; 80 registers let 3 blocks of 256 share an SM"),

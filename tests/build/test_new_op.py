@@ -120,4 +120,5 @@ def test_the_registry_tests_run_over_it(package):
     said = run(package, "-m", "pytest", "-vv", "-p", "amp_kernels", "-p", "no:cacheprovider", "-k", "toy", tests)
     for name in ("opcheck", "opcheck_on_the_emulator", "meta_tensors", "aot_eager_gives_the_eager_result"):
         for op in ("toy_product", "toy_negate_"):
-            assert f"test_{name}[{op}] PASSED" in said
+            sampled = "-0" if name == "opcheck_on_the_emulator" else ""  # the first of each six samples
+            assert f"test_{name}[{op}{sampled}] PASSED" in said

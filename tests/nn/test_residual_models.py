@@ -1,4 +1,4 @@
-"""Additions that norms make in blocks of any style: torch's and torchvision's layers, timm's, and some written by hand."""
+"""Additions that norms make in blocks of any style: torch's layers, timm's, and some written by hand."""
 
 import copy
 import logging
@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import amp_kernels as ak
-from bench.training.gpt import Block
 
 from .blocks import GPT, WIDTH, Attention, Stack, first, inputs, is_fused, pair, results
 
@@ -192,17 +191,6 @@ class Decoder(nn.Module):
         return self.decoder(x, x.flip(1))
 
 
-class Torchvision(nn.Module):
-    def __init__(self):
-        super().__init__()
-        from torchvision.models.vision_transformer import Encoder
-
-        self.encoder = Encoder(3, 2, 2, WIDTH, 16, 0.1, 0.1)
-
-    def forward(self, x):
-        return self.encoder(x)
-
-
 #: Models, and the number of additions in a forward that norms make.
 MODELS = {
     "timm": (lambda: Stack(Timm, 2, nn.LayerNorm(WIDTH)), 4),
@@ -214,7 +202,6 @@ MODELS = {
     "scripted": (lambda: Stack(Scripted, 2, nn.LayerNorm(WIDTH)), 4),
     "post-norm": (lambda: Stack(PostNorm, 2), 4),
     "looping": (Looping, 2),
-    "benchmark": (lambda: Stack(lambda: Block(WIDTH, 2, 0.1), 2, nn.LayerNorm(WIDTH)), 4),
     "nested": (Nested, 4),
     "outer": (Outer, 3),
     "lists": (Lists, 2),
@@ -222,7 +209,6 @@ MODELS = {
     "encoder": (lambda: encoder(False), 4),
     "decoder, norms first": (lambda: Decoder(True), 6),
     "decoder": (lambda: Decoder(False), 6),
-    "torchvision": (Torchvision, 4),
 }
 
 
