@@ -162,7 +162,6 @@ struct SegmentedCall : Call {
     const size_t count = segments.size();
     if (count < 2 || count - 1 > std::size(problem.more_a)) return false;
     set_operands();
-    problem.m_major_a = dim == 0;
     int64_t begin = 0;
     for (size_t i = 0; i < count; i++) {
       const Tensor& t = segments[i];

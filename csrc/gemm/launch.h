@@ -89,8 +89,8 @@ class GemmLaunch {
     whole.a = nullptr;  // as aligned as fresh memory
     whole.ld_a = q.m_major_a ? q.m : q.k;
     const GemmPlan plan = plan_gemm_once(request_of(whole), chip_of(call_, tuning.rates), tuning.wanted(whole));
-    if (plan.kernel != GemmKernel::kSm90 || plan.repacked || plan.phases.count > 0) return false;
-    if (gemm_sm90_refuses(q, {plan.tile, plan.splits, plan.swapped})) return false;
+    if (plan.kernel != GemmKernel::kSm90) return false;
+    if (gemm_sm90_refuses(q, {plan.tile, plan.splits, plan.swapped})) return false;  // also what it would read a copy of
     return q.type == DType::kFloat16 ? product<fp16>(q, plan) : product<bf16>(q, plan);
   }
 

@@ -71,6 +71,7 @@ def test_rows_apart_and_odd_beginnings():
         assert check([keep(odd), keep(first)], dim) > 0
         assert check([keep(first), keep(odd)], dim) > 0
         assert check([keep(wide[:, 7:71].nan_to_num()), of(first)], dim) >= 0
+        assert check([keep(first), keep(gradients(130, (128,))[0][:, ::2])], dim) == 2
 
 
 @pytest.mark.parametrize("begin", [0, 8])

@@ -9,7 +9,6 @@ LAUNCH = "gemm/launch.h"
 MUTANTS = [
     Mutant(GLUE, "problem.more_a[i - 1] = {data, static_cast<int>(begin), ld};", "problem.more_a[i - 1] = {data, static_cast<int>(begin), problem.ld_a};", "all matrices have the rows' distance of the first"),
     Mutant(GLUE, "begin += t.size(dim);", "begin = t.size(dim);", "the third matrix begins at the width of the second"),
-    Mutant(GLUE, "problem.m_major_a = dim == 0;", "", "matrices one below the other are read as if side by side"),
     Mutant(GLUE, "for (GemmSegment& s : problem.more_a) s = {};", "", "the concatenation has the other matrices behind it, too"),
     Mutant(GLUE, "if (t.size(dim) == 0 || t.stride(dim) != 1", "if (t.stride(dim) != 1", "a matrix without memory"),
     Mutant(GLUE, "|| t.stride(dim) != 1 ||", "||", "columns with gaps are read as if there were none"),
@@ -18,6 +17,4 @@ MUTANTS = [
     Mutant(GLUE, "begin += segment.size(dim);", "", "all matrices are copied to one place"),
     Mutant(GLUE, "count - 1 > std::size(problem.more_a)", "count > 9", "a fourth matrix is written behind the problem"),
     Mutant(LAUNCH, "if (gemm_sm90_refuses(q, {plan.tile, plan.splits, plan.swapped})) return false;", "", "the kernel must take everything"),
-    Mutant(LAUNCH, "if (plan.kernel != GemmKernel::kSm90 || plan.repacked || plan.phases.count > 0) return false;",
-           "if (plan.kernel != GemmKernel::kSm90) return false;", "an operand is not repacked"),
 ]  # fmt: skip
