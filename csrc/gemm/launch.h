@@ -90,7 +90,7 @@ class GemmLaunch {
     whole.ld_a = q.m_major_a ? q.m : q.k;
     const GemmPlan plan = plan_gemm_once(request_of(whole), chip_of(call_, tuning.rates), tuning.wanted(whole));
     if (plan.kernel != GemmKernel::kSm90) return false;
-    if (gemm_sm90_refuses(q, {plan.tile, plan.splits, plan.swapped})) return false;  // also what it would read a copy of
+    if (gemm_sm90_refuses(q, {plan.tile, plan.splits, plan.swapped})) return false;
     return q.type == DType::kFloat16 ? product<fp16>(q, plan) : product<bf16>(q, plan);
   }
 
