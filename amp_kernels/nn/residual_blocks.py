@@ -126,7 +126,7 @@ def _trials(module: torch.nn.Module, kind: type[torch.nn.Module]) -> list[_Trial
 
 
 def _counts(function: Callable) -> list[int]:
-    """How many tensors a block may take."""
+    """The numbers of tensors that a block may take."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = sum(p.kind in positional and p.default is p.empty for p in parameters)
@@ -140,7 +140,7 @@ def _kind(module: torch.nn.Module) -> type[torch.nn.Module]:
 
 
 def _results(module: torch.nn.Module) -> int | None:
-    """How many results ``module`` returns, if that is known."""
+    """The number of results of ``module``, if that is known."""
     if isinstance(module, _PAIRS):
         return 2
     function = getattr(_kind(module), "forward", None)  # a scripted module's class has none

@@ -36,7 +36,7 @@ struct GemmRates {
   bool operator==(const GemmRates&) const = default;
 };
 
-/// Where the 128 bytes lie that TMA reads of an operand's row at a time: in one line of L2, or in two, whose 32-byte
+/// Place of the 128 bytes that TMA reads of an operand's row at a time: one line of L2, or parts of two, whose 32-byte
 /// sectors are read whole or in part.
 enum class GemmRows : uint8_t { kLines, kSectors, kSplitSectors };
 

@@ -122,7 +122,7 @@ struct SegmentedCall : Call {
   SegmentedCall(const char* name, const TensorList& a_in, const Tensor& b_in, int64_t along)
       : SegmentedCall(name, a_in, b_in, along, checked_extent(name, a_in, b_in, along)) {}
 
-  // As Call::run(). Where the planned kernel does not read A as it lies, A is concatenated.
+  // As Call::run(). A is concatenated if the planned kernel does not read it as it lies.
   void run() {
 #ifndef AK_ON_CPU
     if (lies_in_segments() && GemmLaunch(target).run_segments(problem, gemm_tuning(b.tensor))) return;

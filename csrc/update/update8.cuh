@@ -56,7 +56,7 @@ struct UpdateArgs8 : UpdateArgs<Rule, true, N> {
 enum class Share { kOne, kEight, kPlain };
 
 /// Calls f<Share>(i, inside) for this thread's share of a span, with all lanes of a warp: elements i .. i + 7 of
-/// aligned operands by warps of 256, as plain ones if the step is plain. Where a call returns false the next kind
+/// aligned operands by warps of 256, as plain ones if the step is plain. If a call returns false, the next kind
 /// follows, and the others come one by one. `inside` is false where there is no element.
 template <int kThreads, bool kPlain = false, class F>
 AK_DEVICE void for_each_share8(const TensorSpan& span, bool aligned, bool plain, F f) {
