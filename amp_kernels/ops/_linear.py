@@ -174,20 +174,8 @@ class LinearSplit(torch.autograd.Function):
         dz = _rows_of(pieces, ctx.split)
         first_order = grad_x16 is None and grad_weight16 is None and not torch.is_grad_enabled()
         if first_order and ctx.batch_invariant == 0 and segmented_gemm.reads(dz):
-            gradients = _gradients_of_pieces(dz, ctx)
-        else:
-            grads = torch.cat(dz, 1) if dz else None, None, grad_x16, grad_weight16
-            gradients = _gradients(
-                grads,
-                ctx.saved_tensors,
-                ctx.needs_input_grad,
-                ctx.dtypes,
-                ctx.x_shape,
-                "none",
-                ctx.batch_invariant,
-                ctx,
-            )
-        return *gradients, None, None, None, None
+            return *_gradients_of_pieces(dz, ctx), None, None, None, None
+        return Linear.backward(ctx, torch.cat(dz, 1) if dz else None, None, grad_x16, grad_weight16)
 
 
 def _rows_of(pieces: Sequence[Tensor | None], sizes: Sequence[int]) -> list[Tensor]:

@@ -59,12 +59,12 @@ struct GemmChip {
 struct GemmRequest {
   int m = 1, n = 1, k = 1, batch = 1;  ///< of the product of A and B
   bool m_major_a = false, n_major_b = false;
-  bool tma_a = true;  ///< A and the strides between its rows and matrices are multiples of 16 bytes
-  bool tma_b = true;  ///< the same for B
+  bool tma_a = true;          ///< A and the strides between its rows and matrices are multiples of 16 bytes
+  bool tma_b = true;          ///< the same for B
+  bool tma_output = true;     ///< the same for C, whose type is the inputs' or fp32
+  bool row_output = true;     ///< C is of such a type and row-major
+  bool odd_operands = false;  ///< A or B is only 2-byte aligned
   GemmRows rows_a = GemmRows::kLines, rows_b = GemmRows::kLines;  ///< as gemm_sm90 reads them, copied or not
-  bool tma_output = true;                                         ///< the same for C, whose type is the inputs' or fp32
-  bool row_output = true;                                         ///< C is of such a type and row-major
-  bool odd_operands = false;                                      ///< A or B is only 2-byte aligned
   GemmPhases phases;   ///< aligned phases of unaligned operands: gemm_phases()
   int out_bytes = 2;   ///< per element of C; 8: accumulated
   int side_bytes = 0;  ///< of other tensors of the epilogue, per element of C

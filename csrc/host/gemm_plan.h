@@ -57,13 +57,8 @@ struct GemmQuestion {
     lies.m_major_a = request.m_major_a, lies.n_major_b = request.n_major_b;
     take("ld_a", lies.ld_a);
     take("ld_b", lies.ld_b);
-    set_rows(request,
-             2 * (lies.ld_a > 0       ? lies.ld_a
-                  : request.m_major_a ? m
-                                      : k),
-             2 * (lies.ld_b > 0       ? lies.ld_b
-                  : request.n_major_b ? n
-                                      : k));
+    const int length_a = request.m_major_a ? m : k, length_b = request.n_major_b ? n : k;
+    set_rows(request, 2 * (lies.ld_a > 0 ? lies.ld_a : length_a), 2 * (lies.ld_b > 0 ? lies.ld_b : length_b));
     if (lies.ld_a > 0 && lies.ld_b > 0 && request.plain && !request.tma_operands()) request.phases = gemm_phases(lies);
     each_rate([this](const char* name, double& rate) { take(name, rate); });
     if (taken_ != pybind11::len(given))

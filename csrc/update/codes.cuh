@@ -79,15 +79,6 @@ AK_DEVICE uint32_t upper_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   return permute_bytes(permute_bytes(a, b, 0x0073), permute_bytes(c, d, 0x0073), 0x5410);
 }
 
-/// NaN if either is NaN.
-AK_DEVICE float larger_or_nan(float a, float b) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  return max_or_nan(a, b);
-#else
-  return is_nan(b) ? b : max_or_nan(a, b);
-#endif
-}
-
 /// The largest magnitude, as its bits; NaN counts as the largest.
 template <class Code, int V>
 AK_DEVICE uint32_t largest_bits(const float (&x)[V]) {
@@ -99,7 +90,7 @@ AK_DEVICE uint32_t largest_bits(const float (&x)[V]) {
   }
   float largest = abs(x[0]);
   AK_UNROLL
-  for (int j = 1; j < V; j++) largest = larger_or_nan(largest, abs(x[j]));
+  for (int j = 1; j < V; j++) largest = max_or_nan(largest, abs(x[j]));
   return bits_of(largest);
 }
 
