@@ -110,6 +110,13 @@ def results(block, xs, amp=True, **kwargs):
     return [y.detach(), *(torch.zeros(()) if leaf.grad is None else leaf.grad for leaf in leaves)]
 
 
+def check_same(got, want, **tolerances):
+    """Two of :func:`results`: the bits of the result, gradients within the tolerances."""
+    assert torch.equal(got[0], want[0])
+    for one, other in zip(got[1:], want[1:], strict=True):
+        torch.testing.assert_close(one, other, **tolerances)
+
+
 def pair(block):
     """Converted with and without fused residuals."""
     torch.manual_seed(0)
