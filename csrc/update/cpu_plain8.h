@@ -48,19 +48,28 @@ template <int kMoments>
 struct Group {
   __m512 weight[kVectors], moments[kMoments][kVectors];
   // Of moments 2 k and 2 k + 1: lanes of 128 bits for the first block of each, then for the second.
-  alignas(64) float scales[(kMoments + 1) / 2][16];
-  uint32_t exponents[(kMoments + 1) / 2];
-  bool nan;
+  __m512 scales[(kMoments + 1) / 2];
+  __m128i exponents[(kMoments + 1) / 2];
+  __mmask16 nan;
 };
 
 // ---- decoding
 
-// What decoding adds to the codes of an unsigned block, and multiplies those of a signed block by.
+// Numbers of a tile's blocks: what decoding adds to the codes of an unsigned block, and multiplies those of a signed
+// one by. Returns the unsigned blocks that are NaN, a bit each.
 template <class Code>
-AK_HD float first_of(uint32_t exponent) {
-  return float_of(!Code::kSigned           ? (exponent - Code::kTop) << 23
-                  : exponent == kBlock8NaN ? 0x7fc00000u
-                                           : exponent << 23);
+AK_V4_INLINE uint32_t first_numbers(const uint8_t* exponents, int64_t blocks, float* first) {
+  static_assert(kTile / kBlock8 == 32);
+  const __m256i bytes = _mm256_maskz_loadu_epi8(static_cast<__mmask32>(~0ull >> (64 - blocks)), exponents);
+  for (int half = 0; half < 2; ++half) {
+    const __m512i exponent =
+        _mm512_cvtepu8_epi32(half == 0 ? _mm256_castsi256_si128(bytes) : _mm256_extracti128_si256(bytes, 1));
+    const __m512i number =
+        _mm512_slli_epi32(_mm512_sub_epi32(exponent, _mm512_set1_epi32(Code::kSigned ? 0 : Code::kTop)), 23);
+    const __mmask16 nan = _mm512_cmpeq_epi32_mask(exponent, _mm512_set1_epi32(kBlock8NaN));
+    _mm512_storeu_si512(first + 16 * half, _mm512_mask_mov_epi32(number, nan, _mm512_set1_epi32(0x7fc00000)));
+  }
+  return Code::kSigned ? 0 : _mm256_cmpeq_epi8_mask(bytes, _mm256_set1_epi8(static_cast<char>(kBlock8NaN)));
 }
 
 // A block of 32. A signed code has the fields of fp16, subnormals included.
@@ -78,16 +87,6 @@ AK_V4_INLINE void decode_block(const uint8_t* codes, float first, __m512* x) {
       x[half] = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32(_mm512_cvtepu8_epi32(code), 20), base));
     }
   }
-}
-
-// True if n unsigned codes are no subnormal ones, in blocks that are not NaN.
-AK_V4 inline bool are_normal(const uint8_t* codes, const uint8_t* exponents, int64_t n) {
-  bool normal = true;
-  for (int64_t i = 0; i < n; i += kGroup) {
-    normal &= _mm512_cmplt_epu8_mask(_mm512_loadu_si512(codes + i), _mm512_set1_epi8(8)) == 0;
-  }
-  for (int64_t block = 0; block < n / kBlock8; ++block) normal &= exponents[block] != kBlock8NaN;
-  return normal;
 }
 
 // ---- encoding
@@ -108,27 +107,28 @@ AK_V4_INLINE __m512i in_lanes(uint32_t a, uint32_t b) {
   return _mm512_setr_epi32(x, x, x, x, y, y, y, y, x, x, x, x, y, y, y, y);
 }
 
-// Exponents and scales of moments m and `next`, which may be the same.
-template <class Code, class Next, int kMoments>
-AK_V4_INLINE void find_exponents(Group<kMoments>& group, int m, int next) {
-  __m512i blocks[kBlocks];
-  for (int block = 0; block < kBlocks; ++block) {
-    blocks[block] = larger_lanes<0x44, 0xee>(larger_magnitude(group.moments[m] + 2 * block),
-                                             larger_magnitude(group.moments[next] + 2 * block));
-  }
-  __m512i largest = larger_lanes<0x88, 0xdd>(blocks[0], blocks[1]);
+// The largest magnitudes of two moments' blocks, in the lanes of Group::scales; the same for the four numbers of a
+// lane.
+AK_V4_INLINE __m512i largest_of(const __m512* moment, const __m512* next) {
+  const __m512i first = larger_lanes<0x44, 0xee>(larger_magnitude(moment), larger_magnitude(next)),
+                second = larger_lanes<0x44, 0xee>(larger_magnitude(moment + 2), larger_magnitude(next + 2));
+  __m512i largest = larger_lanes<0x88, 0xdd>(first, second);
   largest = _mm512_max_epu32(largest, _mm512_shuffle_epi32(largest, _MM_PERM_BADC));
-  largest = _mm512_max_epu32(largest, _mm512_shuffle_epi32(largest, _MM_PERM_CDAB));
+  return _mm512_max_epu32(largest, _mm512_shuffle_epi32(largest, _MM_PERM_CDAB));
+}
+
+// Exponents and scales of two moments. `largest`: from largest_of.
+template <class Code, class Next, int kMoments>
+AK_V4_INLINE void find_exponents(__m512i largest, Group<kMoments>& group, int pair) {
   // block8_exponent; a NaN becomes one of more than 8 bits
   const __m512i exponent =
       _mm512_max_epu32(_mm512_srli_epi32(_mm512_add_epi32(largest, _mm512_set1_epi32(0xfffff)), 23),
                        in_lanes(Code::kLeastExponent, Next::kLeastExponent));
-  group.nan |= _mm512_cmpge_epu32_mask(exponent, _mm512_set1_epi32(kBlock8NaN)) != 0;
+  group.nan |= _mm512_cmpge_epu32_mask(exponent, _mm512_set1_epi32(kBlock8NaN));
   // Half of block8_scale: codes of kLeastCode and above begin at 2.
-  const __m512i scale = _mm512_slli_epi32(_mm512_sub_epi32(in_lanes(253 + Code::kTop, 253 + Next::kTop), exponent), 23);
-  _mm512_store_si512(group.scales[m / 2], scale);
-  const __m128i bytes = _mm_shuffle_epi8(_mm512_cvtepi32_epi8(exponent), _mm_set1_epi32(0x0c040800));
-  group.exponents[m / 2] = static_cast<uint32_t>(_mm_cvtsi128_si32(bytes));
+  group.scales[pair] = _mm512_castsi512_ps(
+      _mm512_slli_epi32(_mm512_sub_epi32(in_lanes(253 + Code::kTop, 253 + Next::kTop), exponent), 23));
+  group.exponents[pair] = _mm_shuffle_epi8(_mm512_cvtepi32_epi8(exponent), _mm_set1_epi32(0x0c040800));
 }
 
 struct Places {
@@ -151,9 +151,9 @@ inline constexpr Places kUpper = [] {
 
 // The codes of a block in the lower bytes of 16-bit words. `wrong`: set where a code is below kLeastCode.
 template <class Code, int kValue>
-AK_V4_INLINE __m512i encode_block(const __m512* x, float scale, __m512i random, __mmask32& wrong) {
+AK_V4_INLINE __m512i encode_block(const __m512* x, __m512 scale, __m512i random, __mmask32& wrong) {
   const auto rounded = [&](__m512 value, const Places& places) AK_V4_LAMBDA {
-    const __m512i wide = _mm512_castps_si512(_mm512_mul_ps(value, _mm512_set1_ps(scale)));
+    const __m512i wide = _mm512_castps_si512(_mm512_mul_ps(value, scale));
     const __m512i drawn = _mm512_maskz_permutexvar_epi16(0x55555555, _mm512_load_si512(places.at), random);
     return _mm512_add_epi32(_mm512_srli_epi32(wide, 4), drawn);
   };
@@ -171,24 +171,25 @@ AK_V4_INLINE __m512i encode_block(const __m512* x, float scale, __m512i random, 
 
 // The formula for 16 elements: a scalar one, which the compiler makes one of vectors.
 template <class Rule, int kThere, class Element>
-AK_V4_INLINE void update_vector(const Element& element, __m512 grad, Group<kThere>& group, int at) {
+AK_V4_INLINE void update_vector(const Element& element, __m512 grad, __m512& weight,
+                                __m512 (&moments)[kThere][kVectors], int at) {
   struct Floats {
     float lane[16];
   };
-  Floats weight, g, moments[kThere];
-  std::memcpy(&weight, &group.weight[at], sizeof weight);
+  Floats p, g, of[kThere];
+  std::memcpy(&p, &weight, sizeof p);
   std::memcpy(&g, &grad, sizeof g);
-  for (int m = 0; m < kThere; ++m) std::memcpy(&moments[m], &group.moments[m][at], sizeof weight);
+  for (int m = 0; m < kThere; ++m) std::memcpy(&of[m], &moments[m][at], sizeof p);
 #pragma GCC ivdep
 #pragma GCC unroll 1
   for (int lane = 0; lane < 16; ++lane) {
     float of_element[Rule::kMoments] = {};
-    for (int m = 0; m < kThere; ++m) of_element[m] = moments[m].lane[lane];
-    element(weight.lane[lane], of_element, g.lane[lane]);
-    for (int m = 0; m < kThere; ++m) moments[m].lane[lane] = of_element[m];
+    for (int m = 0; m < kThere; ++m) of_element[m] = of[m].lane[lane];
+    element(p.lane[lane], of_element, g.lane[lane]);
+    for (int m = 0; m < kThere; ++m) of[m].lane[lane] = of_element[m];
   }
-  std::memcpy(&group.weight[at], &weight, sizeof weight);
-  for (int m = 0; m < kThere; ++m) std::memcpy(&group.moments[m][at], &moments[m], sizeof weight);
+  std::memcpy(&weight, &p, sizeof p);
+  for (int m = 0; m < kThere; ++m) std::memcpy(&moments[m][at], &of[m], sizeof p);
 }
 
 // Calls f<m>() for m = 0 .. N - 1.
@@ -207,63 +208,87 @@ AK_V4 void update_plain(const Param& p, int64_t at, int64_t n, float* weights, c
   constexpr int kThere = kOptional ? Rule::kMoments : Rule::kRequiredMoments;
   const Element element = of_element;  // in registers
   uint8_t *codes[kThere], *exponents[kThere];
-  float first[kThere][kTile / kBlock8];
-  bool normal = true;
+  alignas(64) float first[kThere][kTile / kBlock8];
+  uint32_t nan = 0;
   for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
-    using Code = CodeOf<Rule, m>;
     codes[m] = static_cast<uint8_t*>(p.moments[m]) + at;
     exponents[m] = p.exponents[m] + at / kBlock8;
-    for (int64_t block = 0; block < n / kBlock8; ++block) first[m][block] = first_of<Code>(exponents[m][block]);
-    if constexpr (!Code::kSigned) normal &= are_normal(codes[m], exponents[m], n);
+    nan |= first_numbers<CodeOf<Rule, m>>(exponents[m], n / kBlock8, first[m]);
   });
-  if (!normal) return general(0, n);
 
-  const auto store = [&](const Group<kThere>& group, int64_t i) AK_V4_LAMBDA {
-    __m512i words[kThere][kBlocks];
-    __mmask32 wrong = 0;
-    for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
-      for (int block = 0; block < kBlocks; ++block) {
-        words[m][block] = encode_block<CodeOf<Rule, m>, 1 + m>(group.moments[m] + 2 * block,
-                                                               group.scales[m / 2][8 * block + 4 * (m % 2)],
-                                                               _mm512_loadu_si512(random + i + kBlock8 * block), wrong);
-      }
-    });
-    if (wrong != 0 || group.nan) [[unlikely]]
-      return general(i, kGroup);
-    for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(weights + i + 16 * v, group.weight[v]);
-    for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
-      for (int block = 0; block < kBlocks; ++block) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes[m] + i + kBlock8 * block),
-                            _mm512_cvtepi16_epi8(words[m][block]));
-      }
-      const uint16_t two = static_cast<uint16_t>(group.exponents[m / 2] >> 16 * (m % 2));
-      std::memcpy(exponents[m] + i / kBlock8, &two, sizeof two);
-    });
-  };
-
-  Group<kThere> before;
-  for (int64_t i = 0; i < n; i += kGroup) {
-    Group<kThere> now;
-    now.nan = false;
-    for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
-      prefetch_ahead<true>(codes[m] + i);
-      for (int block = 0; block < kBlocks; ++block) {
-        decode_block<CodeOf<Rule, m>>(codes[m] + i + kBlock8 * block, first[m][i / kBlock8 + block],
-                                      now.moments[m] + 2 * block);
-      }
-    });
-    for (int v = 0; v < kVectors; ++v) {
-      now.weight[v] = _mm512_loadu_ps(weights + i + 16 * v);
-      update_vector<Rule>(element, _mm512_loadu_ps(grads + i + 16 * v), now, v);
+  Group<kThere> groups[2];
+  bool pending = false;
+  for (int64_t i = 0; i <= n; i += kGroup) {  // one more for the last to be stored
+    bool plain = i < n && (nan >> i / kBlock8 & 3) == 0;
+    Group<kThere>&now = groups[i / kGroup % 2], &before = groups[(i / kGroup + 1) % 2];
+    if (i < n) {
+      for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
+        if constexpr (!CodeOf<Rule, m>::kSigned) {
+          plain &= _mm512_cmplt_epu8_mask(_mm512_loadu_si512(codes[m] + i), _mm512_set1_epi8(8)) == 0;
+        }
+      });
     }
-    if (i > 0) store(before, i - kGroup);
-    for_each_moment<(kThere + 1) / 2>([&]<int k>() AK_V4_LAMBDA {
-      constexpr int m = 2 * k, kNext = m + 1 < kThere ? m + 1 : m;
-      find_exponents<CodeOf<Rule, m>, CodeOf<Rule, kNext>>(now, m, kNext);
-    });
-    before = now;
+    constexpr int kPairs = (kThere + 1) / 2;
+    __m512i largest[kPairs];
+    if (plain) {
+      __m512 moments[kThere][kVectors];
+      for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
+        prefetch_ahead<true>(codes[m] + i);
+        for (int block = 0; block < kBlocks; ++block) {
+          decode_block<CodeOf<Rule, m>>(codes[m] + i + kBlock8 * block, first[m][i / kBlock8 + block],
+                                        moments[m] + 2 * block);
+        }
+      });
+      for_each_moment<kVectors>([&]<int v>() AK_V4_LAMBDA {
+        prefetch_ahead<true>(weights + i + 16 * v);
+        prefetch_ahead(grads + i + 16 * v);
+        __m512 weight = _mm512_loadu_ps(weights + i + 16 * v);
+        update_vector<Rule>(element, _mm512_loadu_ps(grads + i + 16 * v), weight, moments, v);
+        now.weight[v] = weight;
+      });
+      for (int k = 0; k < kPairs; ++k) {
+        largest[k] = largest_of(moments[2 * k], moments[2 * k + 1 < kThere ? 2 * k + 1 : 2 * k]);
+      }
+      std::memcpy(now.moments, moments, sizeof moments);
+    }
+    if (pending) {
+      const int64_t last = i - kGroup;
+      __m512i words[kThere][kBlocks];
+      __mmask32 wrong = 0;
+      for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
+        const __m512 scales = before.scales[m / 2];
+        constexpr int kLane = 0x55 * (m % 2);
+        words[m][0] = encode_block<CodeOf<Rule, m>, 1 + m>(
+            before.moments[m], _mm512_shuffle_f32x4(scales, scales, kLane), _mm512_loadu_si512(random + last), wrong);
+        words[m][1] = encode_block<CodeOf<Rule, m>, 1 + m>(before.moments[m] + 2,
+                                                           _mm512_shuffle_f32x4(scales, scales, kLane + 0xaa),
+                                                           _mm512_loadu_si512(random + last + kBlock8), wrong);
+      });
+      if (wrong != 0 || before.nan != 0) [[unlikely]] {
+        general(last, kGroup);
+      } else {
+        for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(weights + last + 16 * v, before.weight[v]);
+        for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
+          for (int block = 0; block < kBlocks; ++block) {
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes[m] + last + kBlock8 * block),
+                                _mm512_cvtepi16_epi8(words[m][block]));
+          }
+          const auto two = static_cast<uint16_t>(_mm_extract_epi16(before.exponents[m / 2], m % 2));
+          std::memcpy(exponents[m] + last / kBlock8, &two, sizeof two);
+        });
+      }
+    }
+    pending = plain;
+    if (plain) {
+      now.nan = 0;
+      for_each_moment<kPairs>([&]<int k>() AK_V4_LAMBDA {
+        constexpr int m = 2 * k, kNext = m + 1 < kThere ? m + 1 : m;
+        find_exponents<CodeOf<Rule, m>, CodeOf<Rule, kNext>>(largest[k], now, k);
+      });
+    } else if (i < n) {
+      general(i, kGroup);
+    }
   }
-  store(before, n - kGroup);
 }
 
 template <class Rule, bool kOptional, class General>
