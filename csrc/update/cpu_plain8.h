@@ -17,8 +17,7 @@
 #include "base/cpu/isa.h"
 #include "base/cpu/tile.h"
 #include "gradients/clip.h"
-#include "update/rule.h"
-#include "update/update.h"
+#include "update/cpu_moments.h"
 
 #if AK_X86 && AK_HAS_SIMD_CLONES
 #include <immintrin.h>
@@ -192,6 +191,16 @@ AK_V4_INLINE void update_vector(const Element& element, __m512 grad, __m512& wei
   for (int m = 0; m < kThere; ++m) std::memcpy(&moments[m][at], &of[m], sizeof p);
 }
 
+constexpr int master_bytes(Master kind) {
+  return kind == Master::kFloat32 ? 4 : kind == Master::kSplit ? 2 : kind == Master::kSplit24 ? 1 : 0;
+}
+
+// Prefetches as many bytes of a tensor as 64 elements have, each time the same distance ahead.
+AK_V4_INLINE void prefetch_lines(const void* data, int64_t element_size, int64_t element) {
+  const char* from = static_cast<const char*>(data) + element * element_size;
+  for (int64_t line = 0; line < element_size; ++line) prefetch_ahead<true>(from + 64 * line);
+}
+
 // Calls f<m>() for m = 0 .. N - 1.
 template <int N, class F>
 AK_V4_INLINE void for_each_moment(const F& f) {
@@ -203,10 +212,11 @@ AK_V4_INLINE void for_each_moment(const F& f) {
 // element(weight, moments, gradient) for each element, and general(first, kGroup) for groups that are not plain, with
 // places in the tile.
 template <class Rule, bool kOptional, class Element, class General>
-AK_V4 void update_plain(const Param& p, int64_t at, int64_t n, float* weights, const float* grads,
-                        const uint16_t* random, const Element& of_element, const General& general) {
+AK_V4 void update_plain(const Param& p, int64_t at, int64_t n, float* weights, const float* grads, TileNumbers& numbers,
+                        const Element& of_element, const General& general) {
   constexpr int kThere = kOptional ? Rule::kMoments : Rule::kRequiredMoments;
   const Element element = of_element;  // in registers
+  const uint16_t* random = numbers.of(0);
   uint8_t *codes[kThere], *exponents[kThere];
   alignas(64) float first[kThere][kTile / kBlock8];
   uint32_t nan = 0;
@@ -222,7 +232,11 @@ AK_V4 void update_plain(const Param& p, int64_t at, int64_t n, float* weights, c
     bool plain = i < n && (nan >> i / kBlock8 & 3) == 0;
     Group<kThere>&now = groups[i / kGroup % 2], &before = groups[(i / kGroup + 1) % 2];
     if (i < n) {
+      prefetch_lines(p.grad, bytes_of(p.grad_dtype), at + i);
+      prefetch_lines(p.param, bytes_of(p.param_dtype), at + i);
+      prefetch_lines(p.master, master_bytes(p.master_kind), at + i);
       for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
+        prefetch_lines(p.moments[m], 1, at + i);
         if constexpr (!CodeOf<Rule, m>::kSigned) {
           plain &= _mm512_cmplt_epu8_mask(_mm512_loadu_si512(codes[m] + i), _mm512_set1_epi8(8)) == 0;
         }
@@ -233,15 +247,12 @@ AK_V4 void update_plain(const Param& p, int64_t at, int64_t n, float* weights, c
     if (plain) {
       __m512 moments[kThere][kVectors];
       for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
-        prefetch_ahead<true>(codes[m] + i);
         for (int block = 0; block < kBlocks; ++block) {
           decode_block<CodeOf<Rule, m>>(codes[m] + i + kBlock8 * block, first[m][i / kBlock8 + block],
                                         moments[m] + 2 * block);
         }
       });
       for_each_moment<kVectors>([&]<int v>() AK_V4_LAMBDA {
-        prefetch_ahead<true>(weights + i + 16 * v);
-        prefetch_ahead(grads + i + 16 * v);
         __m512 weight = _mm512_loadu_ps(weights + i + 16 * v);
         update_vector<Rule>(element, _mm512_loadu_ps(grads + i + 16 * v), weight, moments, v);
         now.weight[v] = weight;
@@ -264,11 +275,15 @@ AK_V4 void update_plain(const Param& p, int64_t at, int64_t n, float* weights, c
                                                            _mm512_shuffle_f32x4(scales, scales, kLane + 0xaa),
                                                            _mm512_loadu_si512(random + last + kBlock8), wrong);
       });
-      if (wrong != 0 || before.nan != 0) [[unlikely]] {
+      if (before.nan != 0) [[unlikely]] {
         general(last, kGroup);
       } else {
         for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(weights + last + 16 * v, before.weight[v]);
         for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
+          if (wrong != 0) [[unlikely]] {
+            return store_moment(p, m, is_unsigned<Rule>(m), reinterpret_cast<const float*>(before.moments[m]),
+                                at + last, kGroup, last, numbers);
+          }
           for (int block = 0; block < kBlocks; ++block) {
             _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes[m] + last + kBlock8 * block),
                                 _mm512_cvtepi16_epi8(words[m][block]));
@@ -292,11 +307,11 @@ AK_V4 void update_plain(const Param& p, int64_t at, int64_t n, float* weights, c
 }
 
 template <class Rule, bool kOptional, class General>
-void update(const Param& p, int64_t at, int64_t n, float* weights, const float* grads, const uint16_t* random,
+void update(const Param& p, int64_t at, int64_t n, float* weights, const float* grads, TileNumbers& numbers,
             const typename Rule::Scalars scalars, float inv_scale, float clip, const General& general) {
   const auto run = [&](const auto& scalars_of) {
     update_plain<Rule, kOptional>(
-        p, at, n, weights, grads, random,
+        p, at, n, weights, grads, numbers,
         [=](float& weight, float (&moments)[Rule::kMoments], float grad) AK_ALWAYS_INLINE {
           const float g = effective_grad(grad, inv_scale, clip);
           if constexpr (kHasPlain<Rule>) {

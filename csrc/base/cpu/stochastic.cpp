@@ -100,12 +100,12 @@ void draw(uint16_t* random, int64_t at, int64_t n, const RandomKey& key) {
 
 }  // namespace
 
-const uint16_t* TileNumbers::of(int value) {
+const uint16_t* TileNumbers::of(int value, int64_t first, int64_t n) {
   if (!drawn_) draw(of_weight_, at_, n_, key_);
   drawn_ = true;
-  if (value == 0) return of_weight_;
+  if (value == 0) return of_weight_ + first;
   constexpr decltype(&deal_span<1>) kDeal[] = {deal_span<1>, deal_span<2>, deal_span<3>};
-  kDeal[value - 1](of_weight_, of_moment_, (n_ + 7) / 8);
+  kDeal[value - 1](of_weight_ + first, of_moment_, (n + 7) / 8);
   return of_moment_;
 }
 
