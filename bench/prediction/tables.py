@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -126,6 +127,35 @@ def short_of_the_roofline(chip: Chip, least: float = 0.9) -> tuple[int, dict[str
         if min(share for share in shares if share is not None) < least:
             short[shape.name] = *shares, floor / row["p50_us"]
     return count, short
+
+
+def speedups(chip: Chip) -> dict[str, float]:
+    """cuBLAS's time over ours, by name, of each aligned product that one run timed with both: 20th percentiles, since the power limit makes
+    some launches of a large product up to a third slower. Where the planner has another plan now, our time is multiplied by the model's
+    ratio of the two plans. A product whose plan has a tile that no longer exists is left out."""
+    found = {}
+    for shape in aligned():
+        ours, cublas = product(shape), product(shape, "torch")
+        if ours is None or cublas is None or ours["commit"] != cublas["commit"]:
+            continue
+        made = plan(shape, chip)
+        before = made["microseconds"] if ours["plan"] == describe(made) else model_us(shape, chip, ours["plan"])
+        if before is not None:
+            found[shape.name] = cublas["p20_us"] / (ours["p20_us"] * made["microseconds"] / before)
+    return found
+
+
+def model_us(shape: Shape, chip: Chip, described: str) -> float | None:
+    """The model's microseconds of a plan of gemm_sm90, given as `describe` writes it. None if its tile is not compiled."""
+    from amp_kernels import _host
+
+    plain = {"kernel": "sm90", "repacked": False, "in_phases": False}
+    for number, tile in enumerate(_host.gemm_candidates()["sm90"]):
+        for splits, swapped in itertools.product(range(1, 17), (False, True)):
+            if describe(plain | {"tile": number, "splits": splits, "swapped": swapped}) == described:
+                request = shape.request | chip.request
+                return _host.gemm_sm90_microseconds(tile, splits, swapped, shape.m, shape.n, shape.k, **request)
+    return None
 
 
 def epilogues(chip: Chip) -> Table:
