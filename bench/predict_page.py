@@ -53,8 +53,8 @@ The planner ranks tiles with this model (`csrc/gemm/cost.h`) at run time:
   sectors too.
 - Each tile then costs 1,700 cycles to switch to the next tile, 400 until an epilogue's first operand arrives, and the epilogue's cycles:
   those of a lone warp, counted in the machine code with the stalls between dependent instructions, or more if the warps of a scheduler
-  together issue above 0.9 instructions per cycle. A pingpong tile hides all this behind the main loop of its neighbour, beside which the
-  counted cycles take 1.7 times as long.
+  together issue above 0.9 instructions per cycle. A pingpong tile hides all this behind the other consumer's main loop,
+  during which the counted cycles take 1.7 times as long.
 - Tiles run in waves over the SMs, after 2,500 cycles of launch and first loads, at 1.98 GHz. Above 185 billion multiply-adds per
   millisecond the clock falls with the cube root of the excess.
 - Memory traffic overlaps with this at the rate of a copy. Operands read by both halves of the chip cost 36 % more; FP32 accumulation into

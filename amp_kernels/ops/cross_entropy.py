@@ -221,7 +221,7 @@ def check_target(
 
 @contextlib.contextmanager
 def names_class(op: str, target: Tensor, classes: int, ignore_index: int) -> Iterator[None]:
-    """The error of a CPU kernel about a class out of range, by its place in ``target``: the kernel has rows, perhaps of a chunk."""
+    """The error of a CPU kernel about a class out of range, by its place in ``target``: its rows may be those of a chunk."""
     try:
         yield
     except (RuntimeError, IndexError):
@@ -397,6 +397,6 @@ def cross_entropy(
     if is_dtensor(logits):
         raise TypeError(
             f"cross_entropy: logits is a DTensor with the placements {logits.placements}; accepted: each rank's rows, "
-            "logits.to_local(), or amp_kernels.distributed.vocab_parallel_cross_entropy where classes lie on several ranks"
+            "logits.to_local(), or amp_kernels.distributed.vocab_parallel_cross_entropy where classes are spread over several ranks"
         )
     return op(logits, target, weight, **options)

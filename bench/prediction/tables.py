@@ -1,4 +1,4 @@
-"""The tables of predictions: products, optimizer steps and training steps, beside what was measured."""
+"""The tables of predictions: products, optimizer steps and training steps, next to what was measured."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def products(shapes: Iterable[Shape], chip: Chip) -> Table:
             continue
         timed = measured_on(chip) and not bias
         ours, cublas = (planned_us(shape, made), product_us(shape, "torch")) if timed else (None, None)
-        row = *beside(made["microseconds"], ours), f"{floor:,.1f}", f"{cublas:,.1f}" if cublas else ""
+        row = *compared(made["microseconds"], ours), f"{floor:,.1f}", f"{cublas:,.1f}" if cublas else ""
         table.append((shape.name + " bias" * bias, describe(made), *row))
     return table
 
 
-def beside(predicted: float, measured: float | None, digits: int = 1) -> tuple[str, str, str]:
+def compared(predicted: float, measured: float | None, digits: int = 1) -> tuple[str, str, str]:
     """A prediction, its measurement and their ratio; empty where nothing was measured."""
     if measured is None:
         return f"{predicted:,.{digits}f}", "", ""
@@ -192,7 +192,7 @@ def steps(chip: Chip) -> Table:
             seconds = moved / chip.copy + launches_us() / 1e6
             floor = count * layout.step_bytes / chip.copy
             micros = step_us(name, layout.name) if measured_on(chip) else None
-            times = beside(seconds * 1e3, None if micros is None else micros / 1e3, 3)
+            times = compared(seconds * 1e3, None if micros is None else micros / 1e3, 3)
             table.append((name, layout.name, f"{layout.step_bytes:g}", *times, f"{floor * 1e3:.3f}"))
     return table
 
