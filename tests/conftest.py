@@ -1,7 +1,7 @@
 """Options shared by all tests: ``--require-gpu`` turns a missing GPU and every skip of a ``gpu`` test into a failure,
 ``--backend emulate`` runs them on another backend, ``--exhaustive`` adds the cases that a change to their own files calls
 for, but not every run, ``--no-skips`` turns every skip into a failure, and ``--sample 3`` takes one test in three, for a second run
-of the same tests in other surroundings."""
+of the same tests in other surroundings. DRAW, a number in the environment, chooses which; CI sets it to the commit's."""
 
 import os
 import sys
@@ -40,8 +40,9 @@ def pytest_collection_modifyitems(config, items):
             items[:] = [item for item in items if "exhaustive" not in item.keywords]
     sample = config.getoption("--sample")
     if sample > 1:
-        config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % sample])
-        items[:] = items[::sample]
+        drawn = items[int(os.environ.get("DRAW", 0)) % sample :: sample]
+        config.hook.pytest_deselected(items=[item for item in items if item not in drawn])
+        items[:] = drawn
     # Workers are given whole files, in this order: the long ones must not come last.
     items.sort(key=lambda item: "slow" not in item.keywords)
     if torch.cuda.is_available() or config.getoption("--require-gpu"):
