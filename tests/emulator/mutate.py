@@ -25,6 +25,10 @@ import mutated_ops
 from mutants import Mutant
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+
+from draw import drawn  # noqa: E402
+
 ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "emulator"
 COMPILER = os.environ.get("CXX", "c++")
@@ -81,12 +85,6 @@ def try_mutant(test: str, mutant: Mutant | None) -> tuple[str, str]:
         if test.endswith(".py"):
             return mutated_ops.build_and_run(test, mutant and mutant.file, sources, Path(folder), limited)
         return build_and_run(test, sources, Path(folder) / "test")
-
-
-def drawn(jobs: list, count: int) -> list:
-    """So many of the jobs at equal distances, the first of which DRAW chooses."""
-    first = int(os.environ.get("DRAW", 0))
-    return [jobs[(first + i * len(jobs) // count) % len(jobs)] for i in range(min(count, len(jobs)))]
 
 
 def main() -> int:

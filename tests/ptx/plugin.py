@@ -3,12 +3,11 @@
 python -m tests.ptx.run -m gpu tests/gpu/test_optimizers.py
 """
 
-import os
-import zlib
 from pathlib import Path
 
 import pytest
 
+from ..draw import drawn_of_each_test
 from .preloaded import machine, set_chip
 from .triton_driver import install
 
@@ -32,28 +31,17 @@ LEFT_OUT = (
 
 
 def pytest_addoption(parser):
-    parser.addoption("--one-in", type=int, metavar="N", help="run one case in N of each test, and at least one")
     parser.addoption("--each", type=int, metavar="N", help="run at most N cases of each test, apart from each other")
     parser.addoption(
         "--kernels-file", type=Path, metavar="PATH", help="write the names of the kernels that have run here"
     )
 
 
-def spread(cases: list, count: int) -> list:
-    """At most so many of a test's cases. The first depends on the test, so that no parameter is always its first value, and on DRAW."""
-    first = zlib.crc32(cases[0].nodeid.partition("[")[0].encode()) + int(os.environ.get("DRAW", 0))
-    return [cases[(first + i * len(cases) // count) % len(cases)] for i in range(min(count, len(cases)))]
-
-
 @pytest.hookimpl(trylast=True)  # -m and -k have their say first
 def pytest_collection_modifyitems(config, items):
     kept = [item for item in items if not any(name in item.nodeid for name in LEFT_OUT)]
-    count, one_in = config.getoption("--each"), config.getoption("--one-in")
-    if count or one_in:
-        tests: dict[str, list] = {}
-        for item in kept:
-            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-        chosen = {item for cases in tests.values() for item in spread(cases, count or -(-len(cases) // one_in))}
+    if most := config.getoption("--each"):
+        chosen = drawn_of_each_test(kept, most=most)
         kept = [item for item in kept if item in chosen]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
