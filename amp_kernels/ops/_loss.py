@@ -65,7 +65,7 @@ def check_target(
 
 @contextlib.contextmanager
 def names_class(op: str, target: Tensor, classes: int, ignore_index: int) -> Iterator[None]:
-    """The error of a CPU kernel about a class out of range, by its place in ``target``: the kernel has rows, perhaps of a chunk."""
+    """The error of a CPU kernel about a class out of range, by its place in ``target``: its rows may be those of a chunk."""
     try:
         yield
     except (RuntimeError, IndexError):

@@ -264,6 +264,6 @@ def cross_entropy(
     if is_dtensor(logits):
         raise TypeError(
             f"cross_entropy: logits is a DTensor with the placements {logits.placements}; accepted: each rank's rows, "
-            "logits.to_local(), or amp_kernels.distributed.vocab_parallel_cross_entropy where classes lie on several ranks"
+            "logits.to_local(), or amp_kernels.distributed.vocab_parallel_cross_entropy where classes are spread over several ranks"
         )
     return op(logits, target, weight, **options)

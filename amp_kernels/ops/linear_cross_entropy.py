@@ -189,7 +189,7 @@ def _gradients(ctx, head: _Head, target, class_weight, factor, loss, x_dtype) ->
 
 
 def _chained_gradients(ctx, head: _Head, target, class_weight, factor, loss) -> tuple[Tensor | None, ...]:
-    """The same with sums over the rows whose order no split changes, and which go on from a ``main_grad``."""
+    """The same with sums over the rows whose order no split changes, and which continue from a ``main_grad``."""
     needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
     x_dtype, weight_dtype, bias_dtype = ctx.dtypes
     dx = torch.empty(head.x.shape, dtype=x_dtype, device=head.x.device) if needs_x else None

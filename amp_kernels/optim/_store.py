@@ -105,7 +105,7 @@ class StateStore:
 
     def outgrow(self) -> None:
         """Drop the places of parameters whose group now asks for state that their block does not have (momentum, AMSGrad
-        or the average was switched on). The next step creates them anew, with the values they hold."""
+        or the average was switched on). The next step creates them again, with the values they hold."""
         for block in self.blocks:
             moments, averaged = self._wanted(block.group, {})
             if not block.moments.keys() >= set(moments) or averaged > block.averaged:

@@ -16,7 +16,7 @@ MUTANTS = [
     Mutant(KERNEL, " && column < columns", "", "columns out of bounds are read"),
     Mutant(KERNEL, "row * p.pitch", "row * p.columns", "rows lie without a gap"),
     Mutant(KERNEL, "row * p.pitch", "static_cast<int>(row * p.pitch)", "places are counted in 32 bits"),
-    Mutant(KERNEL, "team < strips.teams", "true", "the threads behind the last team take rows"),
+    Mutant(KERNEL, "team < strips.teams", "true", "the threads past the last team take rows"),
     Mutant(KERNEL, "(j / kVec * lanes + lane) * kVec + j % kVec", "lane * kColumns + j", "columns in the order of threads"),
     Mutant(KERNEL, "column += lanes * kVec", "column += kVec", "a thread's vectors are adjacent"),
     Mutant(KERNEL, "block_sync();", "", "the teams do not wait for each other"),
