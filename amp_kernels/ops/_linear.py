@@ -94,7 +94,9 @@ def _gradients(
         if needs_weight:
             grad_weight = weight_gradient(ctx, 1, dz, flat(x16), weight_dtype, batch_invariant)
         if needs_bias:
-            grad_bias = cast(sums, bias_dtype) if sums is not None else bias_gradient(ctx, 2, dz, bias_dtype, batch_invariant)
+            grad_bias = (
+                cast(sums, bias_dtype) if sums is not None else bias_gradient(ctx, 2, dz, bias_dtype, batch_invariant)
+            )
     return add_gradient(grad_x, grad_x16, x_dtype), add_gradient(grad_weight, grad_weight16, weight_dtype), grad_bias
 
 
@@ -152,7 +154,9 @@ def preactivation_gradient(
     if grad is None or activation == "none":
         return grad if grad is not None else grad_preact, None
     if torch.is_grad_enabled():
-        return add_gradient(activation_backward.differentiable(grad, preact, activation), grad_preact, preact.dtype), None
+        return add_gradient(
+            activation_backward.differentiable(grad, preact, activation), grad_preact, preact.dtype
+        ), None
     dz, sums = activation_backward.op(grad, preact, activation=activation, bias_grad=with_sums and grad_preact is None)
     return add_gradient(dz, grad_preact, dz.dtype), sums
 
