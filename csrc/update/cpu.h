@@ -96,7 +96,7 @@ std::vector<SharedByParam<Rule>> begin_step(const std::vector<Param>& params, co
   for (const Param& p : params) {
     const size_t group = static_cast<size_t>(p.group);
     *p.step += 1.0f;
-    // The scalars take powers of doubles: computed anew only where group or step changes.
+    // The scalars take powers of doubles: recomputed only where group or step changes.
     const bool known = last != nullptr && last->group == p.group && *last->step == *p.step;
     last = &p;
     shared.push_back({known ? shared.back().scalars : Rule::scalars(options[group], *p.step),
