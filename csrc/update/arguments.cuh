@@ -29,12 +29,7 @@ struct alignas(16) UpdateRow {
   float clip;  // negative when maximizing
   // Extras; last, so that the kernel without them need not load them.
   float ema_take;
-  uint32_t step, index;
-  uint64_t first_group;
-
-  AK_DEVICE RoundingKey<const PhiloxKeys&> key(const PhiloxKeys& seed) const {
-    return {seed, step, index, first_group};
-  }
+  uint32_t step;
 };
 
 template <class Rule, bool kExtras>
@@ -47,17 +42,23 @@ struct UpdateOperands {
   const void* grad;
   void *main, *second;
   void* moments[kMoments];
-  float* ema;  // null without extras
+  float* ema;          // null without extras
+  RandomPlace random;  // with extras
   DType grad_dtype, moment_dtypes[kMoments];
+
+  AK_DEVICE RoundingKey<const PhiloxKeys&> key(const PhiloxKeys& seed, uint32_t step) const {
+    return {seed, step, random};
+  }
 };
 
-/// The averages of one launch.
+/// The averages of one launch, and the places of random bits: as arguments these cost no register.
 template <bool kExtras, int N>
-struct EmaArgs {
+struct ExtraArgs {
   float* ema[N];
+  RandomPlace random[N];
 };
 template <int N>
-struct EmaArgs<false, N> {};
+struct ExtraArgs<false, N> {};
 
 /// The parameters of one launch of update_kernel.
 template <class Rule, bool kExtras, int N>
@@ -69,7 +70,7 @@ struct UpdateArgs {
   void* main[N];
   void* second[N];
   void* moments[kMoments][N];
-  EmaArgs<kExtras, N> extras;
+  ExtraArgs<kExtras, N> extras;
   uint32_t row[N];
   WeightKind kind[N];
   DType grad_dtype[N], moment_dtypes[kMoments][N];
@@ -94,6 +95,7 @@ struct UpdateArgs {
     }
     if constexpr (kExtras) {
       extras.ema[place] = p.ema;
+      extras.random[place] = p.random;
       aligned[place] = aligned[place] && vector_aligned(p.ema);
     }
   }
@@ -104,7 +106,7 @@ struct UpdateArgs {
     t.main = main[tensor];
     t.second = second[tensor];
     t.ema = nullptr;
-    if constexpr (kExtras) t.ema = extras.ema[tensor];
+    if constexpr (kExtras) t.ema = extras.ema[tensor], t.random = extras.random[tensor];
     t.grad_dtype = grad_dtype[tensor];
     AK_UNROLL
     for (int m = 0; m < kMoments; m++) {

@@ -11,12 +11,12 @@
 namespace ak {
 namespace {
 
-// `calls` calls of the generator, from this group on. Word k of every call is stored apart, so that one vector holds
+// `calls` calls of the generator, from this group of the tensor on. Word k of every call is stored apart, so that one vector holds
 // the same word of several calls and the generator, most of the work, is vectorised.
-AK_SIMD_CLONES void random_span(uint16_t* __restrict random, int64_t calls, const RandomKey key, uint64_t group) {
+AK_SIMD_CLONES void random_span(uint16_t* __restrict random, int64_t calls, const RandomKey key, uint64_t first) {
   uint32_t words[4][kTile / 8];
   for (int64_t q = 0; q < calls; ++q) {
-    const Philox4 bits = rounding_bits(key.seed, key.step, key.index, group + static_cast<uint64_t>(q));
+    const Philox4 bits = rounding_bits(key.seed, key.step, key.place.index, key.place.group(first + static_cast<uint64_t>(q)));
     words[0][q] = bits.word[0];
     words[1][q] = bits.word[1];
     words[2][q] = bits.word[2];
@@ -32,16 +32,21 @@ AK_SIMD_CLONES void random_span(uint16_t* __restrict random, int64_t calls, cons
 // Eight calls at once, each word in the lower half of a lane of 64 bits, where the products are: six instructions a
 // round. The upper halves are never used. Writes whole eights of calls.
 __attribute__((target("avx512f"))) void random_avx512(uint16_t* random, int64_t calls, const RandomKey& key,
-                                                      uint64_t group) {
+                                                      uint64_t first_call) {
   const PhiloxKeys keys(key.seed);
+  const RandomPlace& place = key.place;
+  const __m128i to_rows = _mm_cvtsi32_si128(static_cast<int>(32 + place.shift));
   const auto all = [](uint64_t x)
                        __attribute__((target("avx512f"))) { return _mm512_set1_epi64(static_cast<int64_t>(x)); };
   const __m512i first = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11),
                 second = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
   for (int64_t q = 0; q < calls; q += 8) {
+    const __m512i call =
+        _mm512_add_epi64(all(first_call + static_cast<uint64_t>(q)), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
+    const __m512i row = _mm512_srl_epi64(_mm512_mul_epu32(call, all(place.reciprocal)), to_rows);
     const __m512i groups =
-        _mm512_add_epi64(all(group + static_cast<uint64_t>(q)), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
-    __m512i c0 = groups, c2 = all(key.index), c3 = all(key.step);
+        _mm512_add_epi64(_mm512_add_epi64(all(place.first), call), _mm512_mul_epu32(row, all(place.gap)));
+    __m512i c0 = groups, c2 = all(place.index), c3 = all(key.step);
     __m512i c1 = _mm512_srli_epi64(groups, 32);
     for (int round = 0; round < 10; ++round) {
       const __m512i product0 = _mm512_mul_epu32(c0, all(0xD2511F53u)),
@@ -76,11 +81,11 @@ AK_SIMD_CLONES void round_stochastic_span(const float* __restrict from, const ui
 
 // Writes whole calls.
 void draw(uint16_t* random, int64_t at, int64_t n, const RandomKey& key) {
-  const uint64_t group = key.first_group + static_cast<uint64_t>(at) / 8;
+  const uint64_t first = static_cast<uint64_t>(at) / 8;
 #if AK_X86
-  if (vector_bits() == 512) return random_avx512(random, (n + 7) / 8, key, group);
+  if (vector_bits() == 512) return random_avx512(random, (n + 7) / 8, key, first);
 #endif
-  random_span(random, (n + 7) / 8, key, group);
+  random_span(random, (n + 7) / 8, key, first);
 }
 
 }  // namespace
