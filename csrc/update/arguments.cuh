@@ -29,7 +29,12 @@ struct alignas(16) UpdateRow {
   float clip;  // negative when maximizing
   // Extras; last, so that the kernel without them need not load them.
   float ema_take;
-  uint32_t step;
+  uint32_t step, index;
+  uint64_t first_group;
+
+  AK_DEVICE RoundingKey<const PhiloxKeys&> key(const PhiloxKeys& seed, const PieceRows& rows) const {
+    return {seed, step, {first_group, index, rows}};
+  }
 };
 
 template <class Rule, bool kExtras>
@@ -42,20 +47,16 @@ struct UpdateOperands {
   const void* grad;
   void *main, *second;
   void* moments[kMoments];
-  float* ema;          // null without extras
-  RandomPlace random;  // with extras
+  float* ema;      // null without extras
+  PieceRows rows;  // with extras
   DType grad_dtype, moment_dtypes[kMoments];
-
-  AK_DEVICE RoundingKey<const PhiloxKeys&> key(const PhiloxKeys& seed, uint32_t step) const {
-    return {seed, step, random};
-  }
 };
 
 /// The averages of one launch, and the places of random bits: as arguments these cost no register.
 template <bool kExtras, int N>
 struct ExtraArgs {
   float* ema[N];
-  RandomPlace random[N];
+  PieceRows rows[N];
 };
 template <int N>
 struct ExtraArgs<false, N> {};
@@ -95,7 +96,7 @@ struct UpdateArgs {
     }
     if constexpr (kExtras) {
       extras.ema[place] = p.ema;
-      extras.random[place] = p.random;
+      extras.rows[place] = p.random.rows;
       aligned[place] = aligned[place] && vector_aligned(p.ema);
     }
   }
@@ -106,7 +107,7 @@ struct UpdateArgs {
     t.main = main[tensor];
     t.second = second[tensor];
     t.ema = nullptr;
-    if constexpr (kExtras) t.ema = extras.ema[tensor], t.random = extras.random[tensor];
+    if constexpr (kExtras) t.ema = extras.ema[tensor], t.rows = extras.rows[tensor];
     t.grad_dtype = grad_dtype[tensor];
     AK_UNROLL
     for (int m = 0; m < kMoments; m++) {

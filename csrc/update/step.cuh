@@ -46,6 +46,8 @@ struct PrepareArgs {
   const float* lr[N];
   const double* weight_decay[N];
   float ema_take[N];
+  uint32_t index[N];
+  uint64_t first_group[N];
   bool maximize[N];
 };
 
@@ -70,6 +72,8 @@ update_prepare_kernel(AK_PARAM(PrepareArgs<Rule, kTensors>) args, AK_PARAM(StepD
   if (args.maximize[i]) row.clip = -row.clip;
   row.ema_take = args.ema_take[i];
   row.step = static_cast<uint32_t>(step);
+  row.index = args.index[i];
+  row.first_group = args.first_group[i];
   store(rows + i, row);
 }
 
@@ -116,7 +120,7 @@ AK_DEVICE void update_elements(const UpdateOperands<Rule, kExtras>& t, const Upd
     AK_UNROLL
     for (int m = 0; m < kThere; m++) store_moment(t.moments[m], t.moment_dtypes[m], i, moments[m]);
   }
-  Weight::store(t.main, t.second, i, weight, t.key(seed, row.step));
+  Weight::store(t.main, t.second, i, weight, row.key(seed, t.rows));
   if (kExtras && t.ema != nullptr) store_ema(t.ema, i, average, weight, row.ema_take);
 }
 
@@ -177,6 +181,8 @@ Status prepare_rows(std::span<const Param> params, std::span<const ParamGroup<ty
       args.lr[i] = group.lr;
       args.weight_decay[i] = group.weight_decay;
       args.ema_take[i] = ema_take(group.ema_decay);
+      args.index[i] = p.random.index;
+      args.first_group[i] = p.random.first;
       args.maximize[i] = group.maximize;
     }
     const LaunchConfig config{.name = "update_prepare",

@@ -114,7 +114,7 @@ AK_DEVICE bool move_moments8(const UpdateOperands8<LambMoments>& t, WeightKind k
     share.decode_moments(j);
     Lamb::move_moments(m[j], v[j], effective_grad(share.grad[j], row.inv_scale, row.clip), row.scalars);
   }
-  share.template encode_moments<false>(t.key(seed, row.step));
+  share.template encode_moments<false>(row.key(seed, t.rows));
   fits &= share.is_small();
   if (V == 8 && warp_any(!fits)) return false;
   share.store_moments();
