@@ -29,12 +29,10 @@ struct alignas(16) UpdateRow {
   float clip;  // negative when maximizing
   // Extras; last, so that the kernel without them need not load them.
   float ema_take;
-  uint32_t step, index;
-  uint64_t first_group;
+  uint32_t step;
+  RandomPlace random;
 
-  AK_DEVICE RoundingKey<const PhiloxKeys&> key(const PhiloxKeys& seed, const PieceRows& rows) const {
-    return {seed, step, {first_group, index, rows}};
-  }
+  AK_DEVICE RoundingKey<const PhiloxKeys&> key(const PhiloxKeys& seed) const { return {seed, step, random}; }
 };
 
 template <class Rule, bool kExtras>
@@ -47,19 +45,17 @@ struct UpdateOperands {
   const void* grad;
   void *main, *second;
   void* moments[kMoments];
-  float* ema;      // null without extras
-  PieceRows rows;  // with extras
+  float* ema;  // null without extras
   DType grad_dtype, moment_dtypes[kMoments];
 };
 
-/// The averages of one launch, and the places of random bits: as arguments these cost no register.
+/// The averages of one launch.
 template <bool kExtras, int N>
-struct ExtraArgs {
+struct EmaArgs {
   float* ema[N];
-  PieceRows rows[N];
 };
 template <int N>
-struct ExtraArgs<false, N> {};
+struct EmaArgs<false, N> {};
 
 /// The parameters of one launch of update_kernel.
 template <class Rule, bool kExtras, int N>
@@ -71,7 +67,7 @@ struct UpdateArgs {
   void* main[N];
   void* second[N];
   void* moments[kMoments][N];
-  ExtraArgs<kExtras, N> extras;
+  EmaArgs<kExtras, N> extras;
   uint32_t row[N];
   WeightKind kind[N];
   DType grad_dtype[N], moment_dtypes[kMoments][N];
@@ -96,7 +92,6 @@ struct UpdateArgs {
     }
     if constexpr (kExtras) {
       extras.ema[place] = p.ema;
-      extras.rows[place] = p.random.rows;
       aligned[place] = aligned[place] && vector_aligned(p.ema);
     }
   }
@@ -107,7 +102,7 @@ struct UpdateArgs {
     t.main = main[tensor];
     t.second = second[tensor];
     t.ema = nullptr;
-    if constexpr (kExtras) t.ema = extras.ema[tensor], t.rows = extras.rows[tensor];
+    if constexpr (kExtras) t.ema = extras.ema[tensor];
     t.grad_dtype = grad_dtype[tensor];
     AK_UNROLL
     for (int m = 0; m < kMoments; m++) {

@@ -46,8 +46,7 @@ struct PrepareArgs {
   const float* lr[N];
   const double* weight_decay[N];
   float ema_take[N];
-  uint32_t index[N];
-  uint64_t first_group[N];
+  RandomPlace random[N];
   bool maximize[N];
 };
 
@@ -72,8 +71,7 @@ update_prepare_kernel(AK_PARAM(PrepareArgs<Rule, kTensors>) args, AK_PARAM(StepD
   if (args.maximize[i]) row.clip = -row.clip;
   row.ema_take = args.ema_take[i];
   row.step = static_cast<uint32_t>(step);
-  row.index = args.index[i];
-  row.first_group = args.first_group[i];
+  row.random = args.random[i];
   store(rows + i, row);
 }
 
@@ -120,7 +118,7 @@ AK_DEVICE void update_elements(const UpdateOperands<Rule, kExtras>& t, const Upd
     AK_UNROLL
     for (int m = 0; m < kThere; m++) store_moment(t.moments[m], t.moment_dtypes[m], i, moments[m]);
   }
-  Weight::store(t.main, t.second, i, weight, row.key(seed, t.rows));
+  Weight::store(t.main, t.second, i, weight, row.key(seed));
   if (kExtras && t.ema != nullptr) store_ema(t.ema, i, average, weight, row.ema_take);
 }
 
@@ -181,8 +179,7 @@ Status prepare_rows(std::span<const Param> params, std::span<const ParamGroup<ty
       args.lr[i] = group.lr;
       args.weight_decay[i] = group.weight_decay;
       args.ema_take[i] = ema_take(group.ema_decay);
-      args.index[i] = p.random.index;
-      args.first_group[i] = p.random.first;
+      args.random[i] = p.random;
       args.maximize[i] = group.maximize;
     }
     const LaunchConfig config{.name = "update_prepare",

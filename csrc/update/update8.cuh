@@ -187,14 +187,14 @@ AK_DEVICE bool update_elements8(UpdateOperands8<Rule> t, WeightKind kind, Update
       for (int m = 0; m < Rule::kMoments; m++) share.moments[m][j] = moments[m];
     }
   }
-  if constexpr (Rule::kMovesMoments) share.template encode_moments<!kPlain>(row.key(seed, t.rows));
+  if constexpr (Rule::kMovesMoments) share.template encode_moments<!kPlain>(row.key(seed));
   if constexpr (kPlain) {
     if (warp_any(!(fits && share.are_normal()))) return false;
     share.store_moments();
   }
   if (!inside) return true;
   with_weight<true>(kind,
-                    [&]<class Weight>(Weight) { Weight::store(t.main, t.second, i, share.weight, row.key(seed, t.rows)); });
+                    [&]<class Weight>(Weight) { Weight::store(t.main, t.second, i, share.weight, row.key(seed)); });
   if (t.ema != nullptr) store_ema(t.ema, i, share.average, share.weight, row.ema_take);
   return true;
 }

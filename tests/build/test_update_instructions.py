@@ -10,7 +10,7 @@ import pytest
 from .sass import Thread
 from .test_row_instructions import BF16, FP32, bank, kernels_of, pointers
 
-TENSORS, THREADS, UNIT = 248, 256, 1024  # Tuned<AdamW>::kTensors8; elements of a unit of the list
+TENSORS, THREADS, UNIT = 312, 256, 1024  # Tuned<AdamW>::kTensors8; elements of a unit of the list
 TILE = 8 * THREADS
 FLOAT, SPLIT, SPLIT24 = 0, 6, 8  # WeightKind
 
@@ -32,7 +32,7 @@ def column(kind: str, value: int) -> bytes:
 # Words of each operand: gradient, weight, remainder or copy, moments, average, exponents.
 WORDS = [0x3A803A80, 0x3C803C80, 0x01010101, 0x70707070, 0xE0E0E0E0, 0xE0E0E0E0, 0x3C800000, *[0x71717171] * 3]
 # UpdateRow<AdamW>: its scalars, inverse of the scale, clip factor, and what the average takes.
-ROW = struct.unpack("<20I", struct.pack("<9f4x3f28x", 0.999, 0, 0.1, 0.99, 0.01, 1e-8, 0.9, 1 / 0.9, 1e-3, 1, 0.5, 0.1))
+ROW = struct.unpack("<24I", struct.pack("<9f4x3f44x", 0.999, 0, 0.1, 0.99, 0.01, 1e-8, 0.9, 1 / 0.9, 1e-3, 1, 0.5, 0.1))
 
 
 def memory(address: int) -> int:
@@ -48,7 +48,6 @@ def arguments(weight: int, grad: int, moments: int, average: bool, tiles: int) -
     addresses = pointers(1, 1, 1, *there, average, *there, 1)  # grad, main, second, moments, ema, exponents, row
     for address in addresses[:7]:
         data += column("Q", address)
-    data += bytes(8 * TENSORS)  # the places of random bits: a whole parameter
     data += column("I", 0)
     for byte in (weight, grad, FP32, FP32, FP32, 1):  # kind, dtypes of gradient and moments, aligned
         data += column("B", byte)

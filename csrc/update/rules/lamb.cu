@@ -31,8 +31,8 @@ template <>
 struct Tuned<Lamb> : Untuned<Lamb> {
   static constexpr bool kMovesMoments = false;
   static constexpr int kBlocksPerSm = 3, kExtrasBlocksPerSm = 2, kBlocksPerSm8 = 2;
-  static constexpr int kPrepareTensors = 360;
-  static constexpr int kTensors = 528, kExtrasTensors = 344, kTensors8 = 296;
+  static constexpr int kPrepareTensors = 320;
+  static constexpr int kTensors = 528, kExtrasTensors = 464, kTensors8 = 376;
 
   static size_t stage_bytes(std::span<const Param> params);
   static Status stage(const StageCall<Tuned<Lamb>>& call);
@@ -114,7 +114,7 @@ AK_DEVICE bool move_moments8(const UpdateOperands8<LambMoments>& t, WeightKind k
     share.decode_moments(j);
     Lamb::move_moments(m[j], v[j], effective_grad(share.grad[j], row.inv_scale, row.clip), row.scalars);
   }
-  share.template encode_moments<false>(row.key(seed, t.rows));
+  share.template encode_moments<false>(row.key(seed));
   fits &= share.is_small();
   if (V == 8 && warp_any(!fits)) return false;
   share.store_moments();
@@ -185,7 +185,7 @@ lamb_rates_kernel(AK_PARAM(Args) args, AK_PARAM(StepDecisions) decisions, const 
   }
 }
 
-constexpr int kLambTensors = 528, kLambTensors8 = 296;
+constexpr int kLambTensors = 528, kLambTensors8 = 376;
 
 }  // namespace
 

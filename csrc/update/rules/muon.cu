@@ -12,7 +12,7 @@ template <>
 struct ak::Tuned<ak::Muon> : ak::Untuned<ak::Muon> {
   static constexpr int kBlocksPerSm = 3, kExtrasBlocksPerSm = 3, kBlocksPerSm8 = 2;
   static constexpr int kPrepareTensors = 400;
-  static constexpr int kTensors = 620, kExtrasTensors = 384, kTensors8 = 352;
+  static constexpr int kTensors = 620, kExtrasTensors = 536, kTensors8 = 464;
 };
 
 AK_UPDATE_KERNELS(ak::Muon)
