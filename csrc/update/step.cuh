@@ -137,7 +137,9 @@ update_kernel(AK_PARAM(UpdateArgs<Rule, kExtras, kTensors>) args, AK_PARAM(StepD
     with_weight<kExtras>(args.kind[tensor], [&]<class Weight>(Weight) {
       auto update = [&]<bool kOptional>(std::bool_constant<kOptional>) {
         for_each_share<kThreads>(span, args.aligned[tensor], [&]<int V>(int64_t i) {
-          update_elements<Rule, kExtras, kOptional, Weight, V>(t, row, seed, i);
+          constexpr bool kTight = kExtras && Rule::kExtrasBlocksPerSm > 2;  // no registers for addresses
+          update_elements<Rule, kExtras, kOptional, Weight, V>(kTight ? args.operands(opaque(tensor)) : t, row, seed,
+                                                               i);
         });
       };
       if constexpr (kMomentsOf<Rule, kExtras> > Rule::kRequiredMoments) {

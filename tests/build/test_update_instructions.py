@@ -16,11 +16,11 @@ FLOAT, SPLIT, SPLIT24 = 0, 6, 8  # WeightKind
 
 # Weight, type of the gradient, moments, average, instructions an element.
 CASES = {
-    "split24": (SPLIT24, BF16, 2, False, 79),
-    "split": (SPLIT, BF16, 2, False, 91),
+    "split24": (SPLIT24, BF16, 2, False, 80),
+    "split": (SPLIT, BF16, 2, False, 92),
     "fp32": (FLOAT, FP32, 2, False, 70),
     "amsgrad": (SPLIT24, BF16, 3, False, 122),
-    "average": (SPLIT24, BF16, 2, True, 97),
+    "average": (SPLIT24, BF16, 2, True, 98),
 }
 
 
