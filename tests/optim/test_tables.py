@@ -127,7 +127,7 @@ def test_halves_of_a_step_from_a_table(backend):
         for from_table in (False, True):
             params = [torch.nn.Parameter(torch.full((n,), 2.0)) for n in (5, 16)]
             grads, table, state, tail = table_of(params, akopt.LAMB)
-            layout = table[:, 5:10].contiguous()
+            layout = table[:, 5:12].contiguous()
             squares = torch.zeros(2, 2, dtype=torch.float64)
             for second in (False, True):
                 if from_table:
