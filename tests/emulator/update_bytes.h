@@ -59,7 +59,8 @@ struct Moment8 {
   }
 };
 
-/// A parameter, or a piece of it that has `width` of every `pitch` groups of eight elements; all of them for a width of 0.
+/// A parameter, or a piece of it that has `width` of every `pitch` groups of eight elements; all of them for a width of
+/// 0.
 struct Place {
   uint32_t index;
   uint64_t first_group, width = 0, pitch = 0;
