@@ -66,7 +66,16 @@ def activation_backward_kernel(
 # Columns are specialized: a multiple of 16 lets a thread load 16 bytes.
 @triton.jit(do_not_specialize=["rows", "shares"])
 def sums_kernel(
-    grad, preact, out, slots, rows, columns, shares, ACTIVATION: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr
+    grad,
+    preact,
+    out,
+    slots,
+    rows,
+    columns,
+    shares,
+    ACTIVATION: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):
     """The gradients of a share of the rows, contiguous like ``grad`` and ``preact``, and their sums, as ``column_sums`` makes them."""
     share = tl.program_id(1).to(tl.int64)
@@ -94,7 +103,9 @@ def activation_backward(
         rows, columns = out[None].flatten(0, -2).shape
 
         def run(grid, slots, shares):
-            sums_kernel[grid](grad, preact, out, slots, rows, columns, shares, activation, *BLOCK, enable_fp_fusion=False)
+            sums_kernel[grid](
+                grad, preact, out, slots, rows, columns, shares, activation, *BLOCK, enable_fp_fusion=False
+            )
 
         return out, summed(rows, columns, out.device, run)
     if out.numel() > 0:

@@ -105,7 +105,9 @@ def test_a_derivative_brings_the_sums_of_its_rows(generator, monkeypatch):
     bias = torch.randn(40, generator=generator).requires_grad_()
     with nodes.refused():
         ak.linear(x, weight, bias, activation="silu").sum().backward()
-        torch.compile(ak.linear, fullgraph=True, backend="aot_eager")(x, weight, bias, activation="silu").sum().backward()
+        torch.compile(ak.linear, fullgraph=True, backend="aot_eager")(
+            x, weight, bias, activation="silu"
+        ).sum().backward()
 
 
 def test_a_compiled_backward_has_the_bits_of_eager(generator):
