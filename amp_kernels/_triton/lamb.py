@@ -5,7 +5,7 @@ two passes over the parameters, with the tables of ``_update.py``; the first is 
 weights and directions, in double, in the unit's slot. ``rates_kernel``, one program a parameter, adds the slots of its
 units, always in the same order, and writes the length of its step into its row. ``update_kernel`` then reads moments and
 weight and writes the weight. It computes the direction from the moments as stored, so the first pass also rounds them
-before it goes on.
+before it continues.
 
 Work: 14 bytes (split master, bf16 moments, 16-bit gradient) to 24 bytes (fp32 throughout) an element in the first pass, 12 to
 18 in the second; some forty instructions in each, two of them divisions.

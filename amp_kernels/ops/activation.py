@@ -1,7 +1,7 @@
 """``gelu``, ``silu`` and ``swiglu`` on their own: read and written in the dtype that comes, fp32 inside, one rounding.
 
 After a product the activation belongs into its epilogue (``linear(activation=...)``), which saves this pass over memory; these
-are for where something stands between the two. The op is composite, over the raw ``activation_forward`` and
+are for where something comes between the two. The op is composite, over the raw ``activation_forward`` and
 ``activation_backward``. float64, torch.func transforms, forward-mode AD and compilers take torch's own operations.
 """
 

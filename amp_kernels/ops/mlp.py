@@ -63,7 +63,7 @@ class _Mlp(torch.autograd.Function):
             z if inner else None,
             h if needs_w2 else None,
             w2_16 if inner else None,
-            # The fp32 weights are kept beside their shadows for a recorded backward, which must reach them.
+            # The fp32 weights are kept with their shadows for a recorded backward, which must reach them.
             w1 if needs_x and shadow1 is not None else None,
             w2 if inner and shadow2 is not None else None,
         )

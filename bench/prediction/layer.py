@@ -1,4 +1,4 @@
-"""A linear layer with an activation, forward and backward: predicted, beside torch's measured time."""
+"""A linear layer with an activation, forward and backward: predicted, next to torch's measured time."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def table(chip: Chip) -> list[tuple[str, ...]]:
         parts = forward, gradient, LAUNCH_US, backward
         row = run().get(("linear", f"{m}x{n}x{k} {activation} forward + backward", "bf16", "torch"))
         torchs = row["p50_us"] if row else None
-        beside = (f"{torchs:,.0f}", f"{torchs / sum(parts):.2f}") if torchs else ("", "")
-        lines.append((activation, *(f"{us:,.0f}" for us in (*parts, sum(parts))), *beside))
+        torchs_columns = (f"{torchs:,.0f}", f"{torchs / sum(parts):.2f}") if torchs else ("", "")
+        lines.append((activation, *(f"{us:,.0f}" for us in (*parts, sum(parts))), *torchs_columns))
     return lines

@@ -1,5 +1,5 @@
 // The call of an update op on any device: its arguments, unpacked once, the checks that keep every access of the step
-// inside its tensor, and the registration of a rule's ops. State lies in flat blocks, see
+// inside its tensor, and the registration of a rule's ops. State is stored in flat blocks, see
 // amp_kernels/_updates/state.py.
 #pragma once
 

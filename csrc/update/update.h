@@ -24,7 +24,7 @@ struct MatrixShape {
   bool operator==(const MatrixShape&) const = default;
 };
 
-/// One parameter with its state. Every pointer is to its first element, aligned to the element; elements lie in the
+/// One parameter with its state. Every pointer is to its first element, aligned to the element; elements are in the
 /// same order everywhere.
 struct Param {
   int64_t numel;

@@ -186,7 +186,7 @@ BUDGETS = {
         opcodes={"LDGSTS": 2 * 2 + 2 + 27, "LDG.E.64": 2 * 18 * 2 * 4},
         why="two rows of 512 threads share an SM, with 16 columns of 16-bit weights and biases on their way to a "
             "thread, which three types of rows and three of results read; with and without a residual, copies of two "
-            "matrices in front of the loop, in the loop of both, and behind each of 27 last passes without"),
+            "matrices in front of the loop, in the loop of both, and after each of 27 last passes without"),
     "norm_forward_kernel": Budget(registers=128, shared=1024, whole_sectors=True,
         why="16 columns of the row, of the weight and of the bias; 512 threads share an SM"),
     "norm_backward_ring_kernel": Budget(registers=255, shared=0, whole_sectors=True,

@@ -9,20 +9,18 @@ import functools
 import re
 import shutil
 import struct
-import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from amp_kernels._checks.activations import ACTIVATIONS
-from amp_kernels.testing.patience import PATIENCE
 
 from ..cuobjdump import cuobjdump
 from .listing import branch_tables, parse
+from .machine_code import cubin_of
 from .sass import Thread
 
-ROOT = Path(__file__).parents[2]
 FP16, BF16, FP32 = range(3)
 PARAMETERS = 0x210  # where they begin in the first constant bank
 COLUMNS = 32_768
@@ -101,10 +99,7 @@ class Code(NamedTuple):
 def kernels_of(source: str, folder: Path) -> dict[str, Code]:
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not on PATH: there is no machine code to follow")
-    cubin = folder / f"{Path(source).stem}.cubin"
-    flags = ["-std=c++20", "--fmad=false", "--expt-relaxed-constexpr", "--extended-lambda", "-arch=sm_90a"]
-    command = ["nvcc", *flags, "-I", ROOT / "csrc", "-cubin", ROOT / "csrc" / source, "-o", cubin]
-    subprocess.run(command, check=True, timeout=PATIENCE)
+    cubin = cubin_of(source, folder)
     tables = branch_tables(cuobjdump("-elf", cubin))
     return {name: Code(code, tables.get(name, [])) for name, code in parse(cuobjdump("-sass", cubin)).items()}
 

@@ -255,7 +255,7 @@ def test_the_planned_tile_is_the_one_that_runs():
 
 # ---- rows
 
-LONGEST = 2**30  # the kernels count columns in ints, and what a thread or a piece has behind the last one too
+LONGEST = 2**30  # the kernels count columns in ints, and what a thread or a piece has past the last one too
 NO_ROWS = {  # calls without a row, which so need no memory, and what they say of one column too many
     "norm_forward": (
         lambda op, x: op(x, eps=1e-5, centred=True, out_dtype=f32),

@@ -280,7 +280,7 @@ def test_grad_scales(grad_scale):
 
 
 def shifted(tensors, offset):
-    """Copies of dense tensors that begin ``offset`` elements behind a 16-byte boundary."""
+    """Copies of dense tensors that begin ``offset`` elements after a 16-byte boundary."""
     moved = []
     for t in tensors:
         storage = torch.zeros(t.numel() + offset, dtype=t.dtype)

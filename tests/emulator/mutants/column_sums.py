@@ -17,7 +17,7 @@ MUTANTS = [
     Mutant(STRIP, " && column < columns", "", "columns out of bounds are read"),
     Mutant(STRIP, "first * p.pitch", "first * p.columns", "rows lie without a gap"),
     Mutant(STRIP, "first * p.pitch", "static_cast<int>(first * p.pitch)", "places are counted in 32 bits"),
-    Mutant(STRIP, "team < strips.teams", "true", "the threads behind the last team take rows"),
+    Mutant(STRIP, "team < strips.teams", "true", "the threads past the last team take rows"),
     Mutant(STRIP, "stride = step * p.pitch", "stride = step * p.columns", "the next rows lie without a gap"),
     Mutant(STRIP, "at + i * stride + column", "at + column", "the first row of a round counts for all"),
     Mutant(STRIP, "(j / kVec * lanes + lane) * kVec + j % kVec", "lane * kColumns + j", "columns in the order of threads"),
