@@ -44,7 +44,7 @@ class Linear(torch.autograd.Function):
             _main_grad.prepare(bias)
         ctx.x_shape = x.shape
         ctx.dtypes = x.dtype, gradient_dtype(weight), None if bias is None else gradient_dtype(bias)
-        # The fp32 weight is kept beside its shadow for a recorded backward, which must reach the weight itself.
+        # The fp32 weight is kept with its shadow for a recorded backward, which must reach the weight itself.
         ctx.save_for_backward(
             x16 if needs_weight else None,
             weight16 if needs_x else None,
@@ -76,7 +76,7 @@ class Linear(torch.autograd.Function):
 def _gradients(
     grads, saved, needs_input_grad, dtypes, x_shape, activation, batch_invariant=0, ctx=None
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of x, weight and bias. ``grads`` and ``saved`` stand in the order of :class:`Linear`, whose node is ``ctx``."""
+    """The gradients of x, weight and bias. ``grads`` and ``saved`` are in the order of :class:`Linear`, whose node is ``ctx``."""
     grad, grad_preact, grad_x16, grad_weight16 = grads
     x16, weight16, preact, weight = saved
     x_dtype, weight_dtype, bias_dtype = dtypes
