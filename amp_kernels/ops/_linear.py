@@ -83,7 +83,8 @@ def _gradients(
     needs_x, needs_weight, needs_bias = needs_input_grad[:3]
     if weight is not None and torch.is_grad_enabled():
         weight16 = weight.to(weight16.dtype)
-    dz = preactivation_gradient(activation, grad, grad_preact, preact)
+    sums_rows = needs_bias and batch_invariant == 0
+    dz, sums = preactivation_gradient(activation, grad, grad_preact, preact, sums_rows)
     grad_x = grad_weight = grad_bias = None
     if dz is not None:
         dz = flat(dz)
@@ -93,7 +94,9 @@ def _gradients(
         if needs_weight:
             grad_weight = weight_gradient(ctx, 1, dz, flat(x16), weight_dtype, batch_invariant)
         if needs_bias:
-            grad_bias = bias_gradient(ctx, 2, dz, bias_dtype, batch_invariant)
+            grad_bias = (
+                cast(sums, bias_dtype) if sums is not None else bias_gradient(ctx, 2, dz, bias_dtype, batch_invariant)
+            )
     return add_gradient(grad_x, grad_x16, x_dtype), add_gradient(grad_weight, grad_weight16, weight_dtype), grad_bias
 
 
@@ -144,16 +147,18 @@ def bias_gradient(
 
 
 def preactivation_gradient(
-    activation: str, grad: Tensor | None, grad_preact: Tensor | None, preact: Tensor | None
-) -> Tensor | None:
-    """The gradient of ``z``; ``grad_preact`` is what a differentiated backward sent to ``z`` directly."""
+    activation: str, grad: Tensor | None, grad_preact: Tensor | None, preact: Tensor | None, with_sums: bool = False
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradient of ``z``, and the sums of its rows if they are wanted and come from the same pass; ``grad_preact`` is what a
+    differentiated backward sent to ``z`` directly."""
     if grad is None or activation == "none":
-        return grad if grad is not None else grad_preact
+        return grad if grad is not None else grad_preact, None
     if torch.is_grad_enabled():
-        dz = activation_backward.differentiable(grad, preact, activation)
-    else:
-        dz = activation_backward.op(grad, preact, activation=activation)
-    return add_gradient(dz, grad_preact, dz.dtype)
+        return add_gradient(
+            activation_backward.differentiable(grad, preact, activation), grad_preact, preact.dtype
+        ), None
+    dz, sums = activation_backward.op(grad, preact, activation=activation, bias_grad=with_sums and grad_preact is None)
+    return add_gradient(dz, grad_preact, dz.dtype), sums
 
 
 # ---- a result that is split

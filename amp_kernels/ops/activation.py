@@ -37,7 +37,7 @@ class _Activation(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         if torch.is_grad_enabled():
             return activation_backward.differentiable(grad, x, ctx.activation).to(ctx.dtype), None
-        return activation_backward.op(grad, x, activation=ctx.activation).to(ctx.dtype), None
+        return activation_backward.op(grad, x, activation=ctx.activation)[0].to(ctx.dtype), None
 
 
 def _activation(x: Tensor, activation: str) -> Tensor:

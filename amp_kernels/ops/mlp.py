@@ -118,7 +118,7 @@ def _hidden_gradient(grad, grad_h, grad_z, z, w2, activation, needs_sums, batch_
             return None, None
         if batch_invariant > 1:
             dh = product(flat(grad), w2, torch.float32, 1.0, batch_invariant)
-            return activation_backward.op(dh, z, activation=activation), None
+            return activation_backward.op(dh, z, activation=activation)
         sums = needs_sums and not batch_invariant  # its order depends on the number of rows
         return gemm_dact_op(
             flat(grad), w2, z, activation=activation, bias_grad=sums, batch_invariant=bool(batch_invariant)

@@ -159,10 +159,10 @@ float* load_moment(const Param& p, int k, bool is_unsigned, int64_t at, int64_t 
   return buffer;
 }
 
-void store_moment(const Param& p, int k, bool is_unsigned, const float* values, int64_t at, int64_t n,
+void store_moment(const Param& p, int k, bool is_unsigned, const float* values, int64_t at, int64_t n, int64_t first,
                   TileNumbers& numbers) {
   if (!p.in_8_bits()) return store_tile(values, p.moments[k], p.moment_dtypes[k], at, n);
-  const uint16_t* random = numbers.of(1 + k);
+  const uint16_t* random = numbers.of(1 + k) + first;
   uint8_t* codes = static_cast<uint8_t*>(p.moments[k]) + at;
   uint8_t* exponents = p.exponents[k] + at / kBlock8;
   if (is_unsigned) {

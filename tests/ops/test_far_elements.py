@@ -78,7 +78,7 @@ def activation(name: str):
 
 
 def gradient(name: str):
-    return lambda grad, x: REGISTRY["activation_backward"](grad, x, activation=name)
+    return lambda grad, x: REGISTRY["activation_backward"](grad, x, activation=name)[0]
 
 
 def cast(x):

@@ -29,33 +29,48 @@ AK_SIMD_CLONES void random_span(uint16_t* __restrict random, int64_t calls, cons
 }
 
 #if AK_X86
-// Eight calls at once, each word in the lower half of a lane of 64 bits, where the products are: six instructions a
-// round. The upper halves are never used. Writes whole eights of calls.
+// Eight calls in a vector, each word in the lower half of a lane of 64 bits, where the products are: six instructions a
+// round. The upper halves are never used. A round waits 7 cycles for its own results, so four vectors take turns.
+// Writes whole vectors of each.
 __attribute__((target("avx512f"))) void random_avx512(uint16_t* random, int64_t calls, const RandomKey& key,
                                                       uint64_t group) {
+  constexpr int kVectors = 4;
+  static_assert(kTile % (64 * kVectors) == 0);
+  constexpr auto kUpper = static_cast<_MM_PERM_ENUM>(0xf5), kToUpper = static_cast<_MM_PERM_ENUM>(0xa0);
   const PhiloxKeys keys(key.seed);
-  const auto all = [](uint64_t x)
-                       __attribute__((target("avx512f"))) { return _mm512_set1_epi64(static_cast<int64_t>(x)); };
-  const __m512i first = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11),
-                second = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
-  for (int64_t q = 0; q < calls; q += 8) {
-    const __m512i groups =
-        _mm512_add_epi64(all(group + static_cast<uint64_t>(q)), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
-    __m512i c0 = groups, c2 = all(key.index), c3 = all(key.step);
-    __m512i c1 = _mm512_srli_epi64(groups, 32);
-    for (int round = 0; round < 10; ++round) {
-      const __m512i product0 = _mm512_mul_epu32(c0, all(0xD2511F53u)),
-                    product1 = _mm512_mul_epu32(c2, all(0xCD9E8D57u));
-      constexpr int kXorOfThree = 0x96;
-      c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(product1, 32), c1, all(keys.word[2 * round]), kXorOfThree);
-      c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(product0, 32), c3, all(keys.word[2 * round + 1]), kXorOfThree);
-      c1 = product1;
-      c3 = product0;
+  const __m512i factor0 = _mm512_set1_epi64(0xD2511F53u), factor1 = _mm512_set1_epi64(0xCD9E8D57u);
+  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // two vectors of whole calls are unpacked from it
+  for (int64_t q = 0; q < calls; q += 8 * kVectors) {
+    __m512i c[kVectors][4];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const uint64_t first = group + static_cast<uint64_t>(q + 8 * v);
+      c[v][0] = _mm512_add_epi64(_mm512_set1_epi64(static_cast<int64_t>(first)), order);
+      c[v][1] = _mm512_srli_epi64(c[v][0], 32);
+      c[v][2] = _mm512_set1_epi64(key.index);
+      c[v][3] = _mm512_set1_epi64(key.step);
     }
-    const __m512i low = _mm512_mask_blend_epi32(0xaaaa, c0, _mm512_slli_epi64(c1, 32));
-    const __m512i high = _mm512_mask_blend_epi32(0xaaaa, c2, _mm512_slli_epi64(c3, 32));
-    _mm512_storeu_si512(random + 8 * q, _mm512_permutex2var_epi64(low, first, high));
-    _mm512_storeu_si512(random + 8 * q + 32, _mm512_permutex2var_epi64(low, second, high));
+#pragma GCC unroll 10
+    for (int round = 0; round < 10; ++round) {
+      const __m512i key0 = _mm512_set1_epi32(static_cast<int>(keys.word[2 * round])),
+                    key1 = _mm512_set1_epi32(static_cast<int>(keys.word[2 * round + 1]));
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        constexpr int kXorOfThree = 0x96;
+        const __m512i product0 = _mm512_mul_epu32(c[v][0], factor0), product1 = _mm512_mul_epu32(c[v][2], factor1);
+        c[v][0] = _mm512_ternarylogic_epi32(_mm512_shuffle_epi32(product1, kUpper), c[v][1], key0, kXorOfThree);
+        c[v][2] = _mm512_ternarylogic_epi32(_mm512_shuffle_epi32(product0, kUpper), c[v][3], key1, kXorOfThree);
+        c[v][1] = product1;
+        c[v][3] = product0;
+      }
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const __m512i low = _mm512_mask_shuffle_epi32(c[v][0], 0xaaaa, c[v][1], kToUpper),
+                    high = _mm512_mask_shuffle_epi32(c[v][2], 0xaaaa, c[v][3], kToUpper);
+      _mm512_storeu_si512(random + 8 * (q + 8 * v), _mm512_unpacklo_epi64(low, high));
+      _mm512_storeu_si512(random + 8 * (q + 8 * v) + 32, _mm512_unpackhi_epi64(low, high));
+    }
   }
 }
 #endif
@@ -74,7 +89,7 @@ AK_SIMD_CLONES void round_stochastic_span(const float* __restrict from, const ui
   for (int64_t i = 0; i < n; ++i) to[i].bits = round_stochastic<T>(from[i], random[i]).bits;
 }
 
-// Writes whole calls.
+// Writes whole calls, as many vectors of them as it takes.
 void draw(uint16_t* random, int64_t at, int64_t n, const RandomKey& key) {
   const uint64_t group = key.first_group + static_cast<uint64_t>(at) / 8;
 #if AK_X86

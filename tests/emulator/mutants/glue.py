@@ -5,6 +5,7 @@ from . import Mutant
 TEST = "test_glue.py"
 GRADIENTS = "gradients/glue.cpp"
 SUMS = "column_sums/glue.cpp"
+SLOTS = "column_sums/glue.h"
 ACTIVATION = "activation/glue.cpp"
 OPERAND = "gemm/glue_operand.h"
 GEMM = "gemm/glue.cpp"
@@ -16,7 +17,7 @@ PLAN = "gemm/plan.h"
 
 MUTANTS = [
     # ---- column_sums
-    Mutant(SUMS, "call.scratch(static_cast<size_t>(shares * p.columns) * 4)", "call.scratch(static_cast<size_t>(shares * p.columns))", "a quarter of the bytes for the shares"),
+    Mutant(SLOTS, "static_cast<size_t>(shares * columns) * sizeof(float)", "static_cast<size_t>(shares * columns)", "a quarter of the bytes for the shares"),
     Mutant(SUMS, ".pitch = x.stride(0)", ".pitch = x.size(1)", "rows lie without a gap"),
     Mutant(SUMS, "x_in.stride(1) == 1", "x_in.stride(0) >= 1", "columns are read as rows"),
     Mutant(SUMS, "if (p.columns == 0) return sums;", "", "a grid of no columns"),
@@ -41,6 +42,7 @@ MUTANTS = [
     Mutant(ACTIVATION, "const Tensor g = torch::stable::contiguous(grad)", "const Tensor g = grad", "a gradient with gaps is taken as it is laid out"),
     Mutant(ACTIVATION, "columns == 0 ? 0 : z.numel() / columns", "columns == 0 ? 0 : g.numel() / columns", "rows counted by the narrower tensor"),
     Mutant(ACTIVATION, "dtype_of(g.scalar_type())", "dtype_of(z.scalar_type())", "the dtype of the gradient is that of z"),
+    Mutant(ACTIVATION, "columns == 0 ? nullptr : column_slots", "columns == 0 ? nullptr : p.sums; column_slots", "the shares leave their sums in those of all"),
     # ---- GEMM: operands
     Mutant(GEMM, "problem.batch_stride_a = batch_stride_of(a.tensor), problem.batch_stride_b = batch_stride_of(b.tensor);",
            "problem.batch_stride_a = batch_stride_of(b.tensor), problem.batch_stride_b = batch_stride_of(a.tensor);", "the batch strides of the operands exchanged"),

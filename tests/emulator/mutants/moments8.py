@@ -35,7 +35,7 @@ MUTANTS = [
     Mutant(CODES, "16 + random[4 * w + j]", "16 + random[j]", "eight elements share four numbers"),
     Mutant(CODES, "bits_of(four[3])) & sign;", "bits_of(four[3])) & 0u;", "signs are dropped"),
     Mutant(CODES, "raw.exponent == kBlock8NaN ? 0 : block8_wide", "false ? 0 : block8_wide", "a block that is NaN keeps codes"),
-    Mutant(CODES, "UnsignedCode8, SignedCode8>", "SignedCode8, SignedCode8>", "the second moment has a sign"),
+    Mutant("update/rule.h", "UnsignedCode8, SignedCode8>", "SignedCode8, SignedCode8>", "the second moment has a sign"),
     # ---- the kernel
     Mutant(KERNEL, "random_numbers<256>(key, 1 + m, i, random);", "random_numbers<256>(key, 1, i, random);", "both moments have the same random bits"),
     Mutant(KERNEL, "random_numbers<256>(key, 1 + m, i, random);", "random_numbers<256>(key, m, i, random);", "the first moment has the random bits of the weight"),
