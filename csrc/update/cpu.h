@@ -74,7 +74,7 @@ struct KeyOf {
 
   RandomKey operator()(int64_t index) const {
     const size_t i = static_cast<size_t>(index);
-    return {seed, shared[i].step, params[i].index, params[i].first_group};
+    return {seed, shared[i].step, params[i].random};
   }
 };
 

@@ -376,4 +376,6 @@ void update(const Param& p, int64_t at, int64_t n, float* weights, const float* 
 }
 
 }  // namespace ak::plain8
+#else
+#define AK_HAS_PLAIN8 0
 #endif

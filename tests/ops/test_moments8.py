@@ -86,13 +86,17 @@ def test_every_way_to_keep_a_weight(rule, backend, grad_dtype, optional):
 @pytest.mark.parametrize("optional", [False, True])
 def test_every_instruction_set_of_the_cpu(every_cpu_isa, rule, optional):
     """Groups of 64 elements that AVX-512 takes in its plain form (csrc/update/cpu_plain8.h) beside others: gradients of 0, values
-    far below a block's largest, and one that is infinite. Later steps start from such moments."""
+    far below a block's largest, and one that is infinite; and codes of a block that is NaN. Later steps start from such moments."""
     optional = optional or not RULES[rule].declared.optional[1:]
     update = moments8(rule, [Kind(F32), SPLIT24[0]], ((2100,), (330,)), grad_dtype=F32, optional=optional)
     for grad in update.grads:
         flat(grad)[130:160] = 0.0
         flat(grad)[200:240:7] *= 2.0 ** -torch.arange(10.0, 22.0, 2.0)
         flat(grad)[270] = math.inf
+    for k in range(len(update.moments)):
+        codes, exponents = codes_and_exponents(update, k, 0)
+        codes[640:672] = 0x77
+        exponents[20] = NAN
     with np.errstate(all="ignore"):
         for _ in range(3):
             agrees(update, "cpu", grad_scale=3.0, sum_sq=50.0, max_norm=2.0)
@@ -114,7 +118,7 @@ def test_blocks_of_all_dtypes_share_a_call(rule, backend):
             getattr(whole, name).extend(getattr(other, name))
         for mine, theirs in zip(whole.moments, other.moments, strict=True):
             mine += theirs
-        rows = other.layout + torch.tensor([i, 0, 0, i, 100 * i])
+        rows = other.layout + torch.tensor([i, 0, 0, i, 100 * i, 0, 0])
         whole.layout = torch.cat([whole.layout, rows])
     for _ in range(3):
         agrees(whole, backend)
@@ -384,10 +388,10 @@ BAD = {
     "size": (with_moment(lambda b: b[:-1].clone()), r"moments\[0\] is uint8 and has \d+ elements; .* multiple of 33"),
     "no exponents": (with_moment(lambda b: b[: 33 * 20].clone()), r"of moments\[0\] on, which has"),
     "offset": (
-        lambda u: u.layout[1].copy_(torch.tensor([0, 112, 1, 0, 1])),
+        lambda u: u.layout[1].copy_(torch.tensor([0, 112, 1, 0, 1, 0, 0])),
         r"params\[1\] begins at element 112 of moments\[0\]",
     ),
-    "index": (lambda u: u.layout[1].copy_(torch.tensor([0, 96, 1, 0, -1])), r"has index -1"),
+    "index": (lambda u: u.layout[1].copy_(torch.tensor([0, 96, 1, 0, -1, 0, 0])), r"has index -1"),
     "master": (
         lambda u: u.masters.__setitem__(0, torch.zeros(4096, dtype=I8)),
         r"params\[0\] is float32 and its block has masters",

@@ -2,14 +2,15 @@
 #pragma once
 
 #include "base/cpu/tile.h"
+#include "base/philox.h"
 
 namespace ak {
 
 // The key of a tensor's random bits (base/philox.h).
 struct RandomKey {
   uint64_t seed;
-  uint32_t step, index;
-  uint64_t first_group = 0;  // that of element 0
+  uint32_t step;
+  RandomPlace place;
 };
 
 // The random bits of elements [at, at + n) of a tensor, a tile at most, drawn when they are first asked for. `at` is a
