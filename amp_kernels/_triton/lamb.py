@@ -22,6 +22,7 @@ from .._updates.state import ADAPT_ALL, NO_BIAS_CORRECTION
 from . import _tables, _update
 from ._tables import UNIT, find_span, unit_ends
 from ._update_kernels import (
+    COUNTER,
     FIRST_OPERAND,
     ROW,
     SCALARS,
@@ -195,7 +196,7 @@ def rates_kernel(
             return
     else:
         weight_sq, direction_sq = tl.load(squares + 2 * place), tl.load(squares + 2 * place + 1)
-    group = groups + tl.load(counters + place * 3 + 1) * GROUP_COLUMNS
+    group = groups + tl.load(counters + place * COUNTER + 1) * GROUP_COLUMNS
     lr = learning_rate(group, LRS)
     shared = rows + place * ROW
     adapts = (tl.load(shared + ADAPT) != 0.0) & (weight_sq != 0.0) & (direction_sq != 0.0)  # NaN adapts, and stays

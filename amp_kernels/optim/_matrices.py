@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._updates.arguments import UpdateArguments
 from .._updates.op import UpdateOp
-from .._updates.state import MAXIMIZE, STOCHASTIC, TABLE_DTYPES, TABLE_GRAD
+from .._updates.state import MAXIMIZE, STOCHASTIC, TABLE_DTYPES, TABLE_GRAD, TABLE_LAYOUT
 from ..ops.newton_schulz import ELEMENTS_TOGETHER, orthogonalized
 from ._launches import DeviceBatch, Launch
 
@@ -178,7 +178,7 @@ class Chunk:
             addresses = _integers([buffer.data_ptr() for buffer in buffers])
             rows[:, column] = addresses[self.stack_of] + buffers[0].element_size() * self.offsets
             rows[:, column + 3] = TABLE_DTYPES[buffers[0].dtype]
-            rows[:, 5:10] = layout
+            rows[:, TABLE_LAYOUT] = layout
             op.step(a, rows)
             return
         pieces = [batch.pieces[i] for i in self.positions]

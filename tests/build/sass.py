@@ -144,7 +144,9 @@ class Thread(Floats):
             r"c\[(0x[0-9a-f])\]\[(?:(U?R\w+)\+?)?(-?0x[0-9a-f]+)?\]", x.operands[1]
         ).groups()
         at = int(offset or "0", 16)
-        if register:
+        if not register:
+            at &= 0xFFFF  # cuobjdump shows it with a sign
+        else:
             index = self.read(register)
             if index is None:
                 return self.forget(x)

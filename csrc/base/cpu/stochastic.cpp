@@ -11,12 +11,13 @@
 namespace ak {
 namespace {
 
-// `calls` calls of the generator, from this group on. Word k of every call is stored apart, so that one vector holds
-// the same word of several calls and the generator, most of the work, is vectorised.
-AK_SIMD_CLONES void random_span(uint16_t* __restrict random, int64_t calls, const RandomKey key, uint64_t group) {
+// `calls` calls of the generator, from this group of the tensor on. Word k of every call is stored apart, so that one
+// vector holds the same word of several calls and the generator, most of the work, is vectorised.
+AK_SIMD_CLONES void random_span(uint16_t* __restrict random, int64_t calls, const RandomKey key, uint64_t first) {
   uint32_t words[4][kTile / 8];
   for (int64_t q = 0; q < calls; ++q) {
-    const Philox4 bits = rounding_bits(key.seed, key.step, key.index, group + static_cast<uint64_t>(q));
+    const Philox4 bits =
+        rounding_bits(key.seed, key.step, key.place.index, key.place.group(first + static_cast<uint64_t>(q)));
     words[0][q] = bits.word[0];
     words[1][q] = bits.word[1];
     words[2][q] = bits.word[2];
@@ -33,21 +34,27 @@ AK_SIMD_CLONES void random_span(uint16_t* __restrict random, int64_t calls, cons
 // round. The upper halves are never used. A round waits 7 cycles for its own results, so four vectors take turns.
 // Writes whole vectors of each.
 __attribute__((target("avx512f"))) void random_avx512(uint16_t* random, int64_t calls, const RandomKey& key,
-                                                      uint64_t group) {
+                                                      uint64_t first) {
   constexpr int kVectors = 4;
   static_assert(kTile % (64 * kVectors) == 0);
   constexpr auto kUpper = static_cast<_MM_PERM_ENUM>(0xf5), kToUpper = static_cast<_MM_PERM_ENUM>(0xa0);
-  const PhiloxKeys keys(key.seed);
+  PhiloxKeys keys(key.seed);
+  asm("" : "+m"(keys));  // from memory a broadcast costs no instruction, from a register one that is slow
+  const RandomPlace& place = key.place;
+  const __m128i to_rows = _mm_cvtsi32_si128(static_cast<int>(32 + place.shift));
+  const auto all = [](uint64_t x)
+                       __attribute__((target("avx512f"))) { return _mm512_set1_epi64(static_cast<int64_t>(x)); };
   const __m512i factor0 = _mm512_set1_epi64(0xD2511F53u), factor1 = _mm512_set1_epi64(0xCD9E8D57u);
   const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // two vectors of whole calls are unpacked from it
   for (int64_t q = 0; q < calls; q += 8 * kVectors) {
     __m512i c[kVectors][4];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      const uint64_t first = group + static_cast<uint64_t>(q + 8 * v);
-      c[v][0] = _mm512_add_epi64(_mm512_set1_epi64(static_cast<int64_t>(first)), order);
+      const __m512i call = _mm512_add_epi64(all(first + static_cast<uint64_t>(q + 8 * v)), order);
+      const __m512i row = _mm512_srl_epi64(_mm512_mul_epu32(call, all(place.reciprocal)), to_rows);
+      c[v][0] = _mm512_add_epi64(_mm512_add_epi64(call, all(place.first)), _mm512_mul_epu32(row, all(place.gap)));
       c[v][1] = _mm512_srli_epi64(c[v][0], 32);
-      c[v][2] = _mm512_set1_epi64(key.index);
+      c[v][2] = all(place.index);
       c[v][3] = _mm512_set1_epi64(key.step);
     }
 #pragma GCC unroll 10
@@ -91,21 +98,21 @@ AK_SIMD_CLONES void round_stochastic_span(const float* __restrict from, const ui
 
 // Writes whole calls, as many vectors of them as it takes.
 void draw(uint16_t* random, int64_t at, int64_t n, const RandomKey& key) {
-  const uint64_t group = key.first_group + static_cast<uint64_t>(at) / 8;
+  const uint64_t first = static_cast<uint64_t>(at) / 8;
 #if AK_X86
-  if (vector_bits() == 512) return random_avx512(random, (n + 7) / 8, key, group);
+  if (vector_bits() == 512) return random_avx512(random, (n + 7) / 8, key, first);
 #endif
-  random_span(random, (n + 7) / 8, key, group);
+  random_span(random, (n + 7) / 8, key, first);
 }
 
 }  // namespace
 
-const uint16_t* TileNumbers::of(int value) {
+const uint16_t* TileNumbers::of(int value, int64_t first, int64_t n) {
   if (!drawn_) draw(of_weight_, at_, n_, key_);
   drawn_ = true;
-  if (value == 0) return of_weight_;
+  if (value == 0) return of_weight_ + first;
   constexpr decltype(&deal_span<1>) kDeal[] = {deal_span<1>, deal_span<2>, deal_span<3>};
-  kDeal[value - 1](of_weight_, of_moment_, (n_ + 7) / 8);
+  kDeal[value - 1](of_weight_ + first, of_moment_, (n + 7) / 8);
   return of_moment_;
 }
 

@@ -85,7 +85,7 @@ MUTANTS = [
     Mutant(UPDATE_CALL, "p.grad_dtype = dtype_of(static_cast<ScalarType>(row.grad_dtype));", "p.grad_dtype = DType::kFloat32;", "gradients are taken for fp32"),
     Mutant(UPDATE_CALL, "p.shadow_dtype = block.shadow_dtype;", "p.shadow_dtype = DType::kFloat16;", "shadows are taken for fp16"),
     Mutant(UPDATE_CALL, "p.group = static_cast<int>(row.group);", "p.group = 0;", "everything is in the first group"),
-    Mutant(UPDATE_CALL, "p.index = static_cast<uint32_t>(row.index);", "p.index = 0;", "all parameters draw the same random bits"),
+    Mutant(UPDATE_CALL, "random_place(static_cast<uint32_t>(row.index), first,", "random_place(0, first,", "all parameters draw the same random bits"),
     Mutant(UPDATE, "call.lrs[g])", "call.lrs[0])", "every group takes the first learning rate"),
     Mutant(UPDATE, "call.weight_decays[g])", "call.weight_decays[0])", "every group takes the first weight decay"),
     Mutant(UPDATE, "call.options_of<Rule>(g)", "call.options_of<Rule>(0)", "every group has the options of the first"),
