@@ -180,8 +180,8 @@ def missed() -> str:
         "gradients, otherwise casts of the stream's gradient to 16 bits. With `fuse_residuals=True` the conversion lets norms make the "
         "additions in front of them, whose backward writes both gradients in their dtypes, and layers read attention's gradients where "
         f"they lie: {fused.total * 1e3:.1f} ms. torch.compile fuses the additions, too: {found['compiled'].total * 1e3:.1f} ms. "
-        f"Bytes of casts fall by {less('cast_bytes', ours)}, with `fuse_residuals` by {less('cast_bytes', fused)}; bytes of casts and copies by {less('copied_bytes', ours)} and "
-        f"{less('copied_bytes', fused)}."
+        f"Bytes of casts fall by {less('cast_bytes', ours)}, with `fuse_residuals` by {less('cast_bytes', fused)}; bytes of casts and "
+        f"copies by {less('copied_bytes', ours)} and {less('copied_bytes', fused)}."
     )
     return textwrap.fill(text, 140)
 

@@ -14,7 +14,19 @@ import torch
 from .._checks.modules import check_module
 from .._checks.types import type_name
 from .._sharding.dtensor import is_dtensor
-from . import activation, conv1d, copied_norm, experts, fused, head_loss, residual, residual_blocks, rotary, split
+from . import (
+    activation,
+    conv1d,
+    copied_norm,
+    experts,
+    fused,
+    head_loss,
+    residual,
+    residual_blocks,
+    rotary,
+    split,
+    waiting,
+)
 from ._derived import base_of, derived
 from ._wrapped import own_class, wrapped_as
 from .cross_entropy import CrossEntropyLoss
@@ -64,8 +76,8 @@ def convert(
     names. Their tokens are sorted on the device, so no host sync is left.
 
     ``fuse_residuals`` saves what blocks add and copy between layers. A norm also makes the addition in front of it:
-    ``norm(residual + branch)`` is one kernel forward and one backward. The norm may belong to the module that adds, be the first of a submodule or of the next block, or the last of the model.
-    This covers the blocks of transformers (GPT-2, Llama, BERT, T5, ViT and others), torchvision and timm, torch.nn's Transformer
+    ``norm(residual + branch)`` is one kernel forward and one backward. The norm may belong to the module that adds, be the first of a
+    submodule or of the next block, or the last of the model. This covers the blocks of transformers (GPT-2, Llama, BERT, T5, ViT and others), torchvision and timm, torch.nn's Transformer
     layers, and others alike. A module is recognised by running its forward on a few numbers; any other stays as it is. Its own
     forward also runs in training. Additions between blocks stay torch's under activation checkpointing, and all do on sharded
     parameters and in torch.inference_mode. Results have the bits of the separate addition, and gradients too, except that the gradient
@@ -242,7 +254,8 @@ def revert(model: Model) -> Model:
             logger.debug("revert: %s (%s) is left alone: it has %s", name or "the model", kind.__name__, more)
         else:
             residual.set_plan(module, None)
-            vars(module).pop(split.NAME, None)
+            for attribute in (split.NAME, waiting.NAME):
+                vars(module).pop(attribute, None)
             module.__class__ = wrapped_as(module, original)
     return model
 
