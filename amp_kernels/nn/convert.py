@@ -75,15 +75,16 @@ def convert(
     others with silu) run as two grouped products (:func:`amp_kernels.grouped_mm`), whatever experts implementation the configuration
     names. Their tokens are sorted on the device, so no host sync is left.
 
-    ``fuse_residuals`` saves what blocks add and copy between layers. A norm also makes the addition in front of it:
-    ``norm(residual + branch)`` is one kernel forward and one backward. The norm may belong to the module that adds, be the first of a
-    submodule or of the next block, or the last of the model. This covers the blocks of transformers (GPT-2, Llama, BERT, T5, ViT and others), torchvision and timm, torch.nn's Transformer
-    layers, and others alike. A module is recognised by running its forward on a few numbers; any other stays as it is. Its own
-    forward also runs in training. Additions between blocks stay torch's under activation checkpointing, and all do on sharded
-    parameters and in torch.inference_mode. Results have the bits of the separate addition, and gradients too, except that the gradient
-    of a 16-bit residual stream is rounded once less. On Hopper a layer whose result is split along its features, such as into queries,
-    keys and values, makes the pieces as :func:`amp_kernels.linear` does with ``split=``, from its second call on: by ``split``, ``chunk``,
-    slices, or views and ``unbind``. torch.compile fuses additions by itself, so the option is for eager training.
+    ``fuse_residuals`` saves what blocks add and copy between layers. A norm also makes the addition in front of it: ``norm(residual +
+    branch)`` is one kernel forward and one backward. The norm may belong to the module that adds, be the first of a submodule or of
+    the next block, or the last of the model. This covers the blocks of transformers (GPT-2, Llama, BERT, T5, ViT and others),
+    torchvision and timm, torch.nn's Transformer layers, and others alike. A module is recognised by running its forward on a few
+    numbers; any other stays as it is. Its own forward also runs in training. Additions between blocks stay torch's under activation
+    checkpointing, and all do on sharded parameters and in torch.inference_mode. Results have the bits of the separate addition, and
+    gradients too, except that the gradient of a 16-bit residual stream is rounded once less. On Hopper a layer whose result is split
+    along its features, such as into queries, keys and values, makes the pieces as :func:`amp_kernels.linear` does with ``split=``,
+    from its second call on: by ``split``, ``chunk``, slices, or views and ``unbind``. torch.compile fuses additions by itself, so the
+    option is for eager training.
 
     With ``fuse_loss`` a causal language model of transformers (GPT2LMHeadModel, LlamaForCausalLM, ...) computes its head and its loss
     by :func:`amp_kernels.linear_cross_entropy` when it is called with ``labels=`` in training mode. The logits of all tokens never

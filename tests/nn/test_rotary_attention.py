@@ -74,7 +74,7 @@ class LooksAtItsQueries(Attention):
         normed = self.q_norm(self.q_proj(x).view(shape))
         q, k = normed.transpose(1, 2), self.k_norm(self.k_proj(x).view(shape)).transpose(1, 2)
         q, k = apply_rotary_pos_emb(q, k, *angles)
-        return (q + normed.transpose(1, 2).square() + normed.mean()) @ k.mT
+        return (q + normed.transpose(1, 2).square() + normed.transpose(2, 3).mean()) @ k.mT
 
 
 class Squared(torch.autograd.Function):
