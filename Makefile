@@ -41,7 +41,7 @@ test: $(BUILT)
 # transformers and torchvision. Each torchvision is for one torch: that which is here stays.
 examples: $(BUILT)
 	$(if $(PYTHON),,$(RUN) -m pip install --quiet --group test --group examples "torch==$$($(RUN) -c 'import torch; print(torch.__version__.partition("+")[0])')")
-	EXAMPLES=all $(RUN) -m pytest -m "not gpu" tests/examples $(ARGS)
+	EXAMPLES=all $(RUN) -m pytest -m "not gpu" $(SIDE_BY_SIDE) tests/examples $(ARGS)
 
 # What `make test` and CI sample: every seed of the emulator, every configuration of the Triton GEMM compiled, every planted bug. Hours.
 # The rest of tests/build is `make sass`'s.
@@ -74,7 +74,7 @@ ptx-mutants: $(BUILT)
 	$(RUN) -m tests.ptx.mutate
 
 # The wheel built here, tested under other versions of torch. Each brings 5 to 7 GB, which go when its tests have passed. The wheel's
-# _nodes is for the torch that it was built with; against the others its sources are compiled, into nothing.
+# _nodes is for the torch that it was built with; against the others its sources are compiled, as one, into nothing.
 abi: $(addprefix $(ABI)/,$(ABI_TORCH))
 
 $(ABI)/wheel: $(BUILT)
@@ -86,8 +86,8 @@ $(addprefix $(ABI)/,$(ABI_TORCH)): $(ABI)/%: $(ABI)/wheel
 	test -x $@/bin/python || $(BASE) -m venv $@
 	$@/bin/python -m pip install --quiet --no-cache-dir "torch==$*" pytest pytest-xdist hypothesis mpmath "numpy<2.4"
 	$@/bin/python -m pip install --quiet --no-deps --force-reinstall $(ABI)/wheel/*.whl
-	ls csrc/autograd/*.cpp | xargs -n 1 -P $$(nproc) $(CXX) -std=c++20 -fsyntax-only -Icsrc $$($@/bin/python -c "import sysconfig, torch; \
-	  at = torch.__path__[0] + '/include'; print('-isystem', at, '-isystem', at + '/torch/csrc/api/include', '-isystem', sysconfig.get_paths()['include'])")
+	printf '#include "%s"\n' $(CURDIR)/csrc/autograd/*.cpp | $(CXX) -std=c++20 -fsyntax-only -Icsrc $$($@/bin/python -c "import sysconfig, torch; \
+	  at = torch.__path__[0] + '/include'; print('-isystem', at, '-isystem', at + '/torch/csrc/api/include', '-isystem', sysconfig.get_paths()['include'])") -x c++ -
 	cd $(ABI) && $*/bin/python -m amp_kernels info --check
 	cd $(ABI) && $*/bin/python -m pytest $(SIDE_BY_SIDE) --sample $(ABI_SAMPLE) ../../tests/ops ../../tests/optim ../../tests/amp ../../tests/nn ../../tests/registration
 	rm -rf $@

@@ -6,7 +6,8 @@ torch where they are, in a subprocess: an isolated build has no torch of its own
 Environment variables, meaning what they mean elsewhere: ``TORCH_CUDA_ARCH_LIST``, ``MAX_JOBS``, ``NVCC_THREADS``, ``CUDA_HOME``,
 ``DEBUG``. ``AMP_KERNELS_FORCE_CUDA=1`` turns an absent CUDA library into a build failure, as an absent CPU library is
 unless ``AMP_KERNELS_SKIP_KERNELS=1``. ``AMP_KERNELS_PARTS`` names the parts
-to build, such as ``cpu,host,nodes``; by default every part but the emulator, which working copies build too.
+to build, such as ``cpu,host,nodes``; by default every part but the emulator, which working copies build too. In a working copy the
+other parts stay as they are, and those older than their sources are deleted.
 ``AMP_KERNELS_REPOSITORY`` is the address of the repository, for the links of the package's page on an index; the site reads it, too.
 """
 
@@ -39,7 +40,16 @@ TARGETS = {
     "nodes": ("_nodes", "_nodes.*.so"),
     "emulated": ("amp_kernels_emulated", "libamp_kernels_emulated.so"),
 }
-CORE_SECONDS = {"cpu": 70, "cuda": 560, "host": 10, "nodes": 90, "emulated": 60}  # measured on an AMD EPYC
+# Sources that some parts alone read, by a pattern of their path; all parts read the others.
+READERS = {
+    r"/autograd/": ("nodes",),
+    r"/host/": ("host",),
+    r"/cpu.*\.cpp$": ("cpu",),
+    r"/emulator/": ("emulated",),
+    r"\.cu$": ("cuda", "emulated"),
+    r"\.cuh$": ("cuda", "emulated", "host"),
+}
+CORE_SECONDS = {"cpu": 50, "cuda": 850, "host": 10, "nodes": 15, "emulated": 125}  # measured on an AMD EPYC
 REPORT_EVERY = 10  # seconds between two lines of progress
 PROBE = (
     "import json, os, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda, "
@@ -129,13 +139,25 @@ class CMakeBuild(build_ext):
         if unknown:
             sys.exit(f"amp_kernels: AMP_KERNELS_PARTS names {', '.join(unknown)}; accepted: {', '.join(TARGETS)}")
         for part in TARGETS if parts else ():
-            if part not in parts and part not in self.info["libraries"]:
+            if part not in parts and part not in self.info["libraries"] and not self.keeps(part):
                 self.note(part, f"left out by AMP_KERNELS_PARTS={named}")
                 if part == "cuda":
                     self.info["cuda_archs"] = []
         asked = os.environ.get("AMP_KERNELS_EMULATOR") or ("1" if self.inplace or self.editable_mode else "0")
         if asked == "0" and "emulated" not in parts:
             self.note("emulated", "a tool for tests, left out of an install; AMP_KERNELS_EMULATOR=1 builds it")
+
+    def keeps(self, part: str) -> bool:
+        """Keep the library that an earlier build in place made, and its record. False if it does not fit the sources or torch."""
+        record, files = self.package_dir() / "_build_info.json", [*self.package_dir().glob(TARGETS[part][1])]
+        before = json.loads(record.read_text()) if self.inplace and record.exists() else {"libraries": {}}
+        built = before["libraries"].get(part, {}).get("built") and before.get("torch") == self.info.get("torch")
+        if not built or not files or changed_at(part) > min(file.stat().st_mtime for file in files):
+            return False
+        self.info["libraries"][part] = before["libraries"][part]
+        if part == "cuda":
+            self.info |= {key: before[key] for key in ("cuda_archs", "nvcc")}
+        return True
 
     def configure(self) -> None:
         # The environment's own tools first: pip does not put the folder of the interpreter on PATH.
@@ -280,6 +302,15 @@ class CMakeBuild(build_ext):
     def get_outputs(self):
         patterns = [pattern for _, pattern in TARGETS.values()] + ["_build_info.json"]
         return [str(file) for pattern in patterns for file in self.package_dir().glob(pattern)]
+
+
+def changed_at(part: str) -> float:
+    """The time of the last change to a source that the part reads."""
+    times = [(ROOT / "CMakeLists.txt").stat().st_mtime]
+    for source in (ROOT / "csrc").rglob("*.*"):
+        if part in next((parts for path, parts in READERS.items() if re.search(path, str(source))), TARGETS):
+            times.append(source.stat().st_mtime)
+    return max(times)
 
 
 def estimate(parts: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""The oldest torch that the package runs beside. pip checks it too, but not with ``--no-deps``."""
+"""The oldest torch that the package runs with. pip checks it too, but not with ``--no-deps``."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Functions of rows on the CPU, ours beside torch's: ``python -m bench.cpu_rows`` (``--help`` says what it can leave out).
+"""Functions of rows on the CPU, ours and torch's: ``python -m bench.cpu_rows`` (``--help`` says what it can leave out).
 
 Calls of the two take turns, so that whatever else the machine does hits both; times are CPU times of one thread. A cell
 is torch's time over ours, of the least of each, so 1 is torch's speed and more is faster. `forward` records nothing,
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--sample", type=float, default=0.002, help="seconds of a batch")
     parser.add_argument("--threads", type=int, default=1, help="more than one are timed by the clock on the wall")
     parser.add_argument("--autocast", action="store_true", help="under torch.autocast to bf16")
-    parser.add_argument("--times", action="store_true", help="microseconds of torch and ours behind each ratio")
+    parser.add_argument("--times", action="store_true", help="microseconds of torch and ours after each ratio")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     clock = time.thread_time if options.threads == 1 else time.perf_counter

@@ -15,6 +15,7 @@ torch's step with their optimizer, and of Liger and Apex with their norms and, o
 """
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -35,7 +36,7 @@ from .harness.rows import OURS
 from .harness.timer import kernel_times
 from .training import peer_trainers
 from .training.gpt import CONTEXT, GPT2, GPT2_MODELS, WORDS, GPT2Config
-from .training.trainers import TRAINERS, torch_muon
+from .training.trainers import TRAINERS, our_adamw, our_muon, torch_muon
 
 LR = 1e-4
 LOSS_BOUND = 5e-3  # of the first loss: rounding in 16 bits, which 12 layers add up
@@ -60,7 +61,7 @@ def build(
     by the conversion, its head in the loss (only this package's); `kernels` puts another library's modules into the model."""
     device = data[0].device
     if has_shadows(provider, compiled):
-        of_trainer["shadow_dtype"] = dtype
+        of_trainer["optimizers"] = functools.partial(of_trainer.get("optimizers", our_adamw), shadow_dtype=dtype)
     trainer = TRAINERS[provider](model, device, LR, dtype == torch.float16, GROWTH_INTERVAL, **of_trainer)
     trainer.model.fused_loss = fused_loss and provider == OURS
     trainer.model.fused_norms = fused_norms
@@ -96,7 +97,7 @@ PROVIDERS = {
     "amp_kernels fused norms": {"provider": OURS, "fused_norms": True},
     "amp_kernels graph": {"provider": OURS, "graph": True},
     "torch Muon": {"provider": "torch", "optimizers": torch_muon},
-    "amp_kernels Muon": {"provider": OURS, "muon": True},
+    "amp_kernels Muon": {"provider": OURS, "optimizers": our_muon},
 }
 
 

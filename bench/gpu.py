@@ -9,7 +9,7 @@ Each part runs in processes of its own, within its share of the time. A kernel t
 the test or case (op and shape) that was running. The benchmarks then go on with the next case, the tests with the next test where
 pytest-xdist and pytest-timeout are installed, else with the next file. Results go to RESULTS (default ``bench/results/<gpu>``):
 rows.jsonl, gpt2.jsonl, profile.txt (the kernels of a training step), gemm_tiles.csv, peers/ (the other libraries), table.txt, plots,
-predicted.txt (what the cost model says, beside what was measured), summary.txt, and parts.json, which ``--resume`` reads.
+predicted.txt (what the cost model says, next to the measured values), summary.txt, and parts.json, which ``--resume`` reads.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def main(argv: list[str] | None = None) -> int:
 def run_parts(chosen: list[Part], results: Path, options: argparse.Namespace) -> list[Outcome]:
     """The outcomes of the chosen parts, those of an earlier run included if it is resumed.
 
-    A run of all parts starts a folder anew: its rows were measured side by side. Named parts and a resumed run keep the rest.
+    A run of all parts starts an empty folder: its rows were measured side by side. Named parts and a resumed run keep the rest.
     """
     begin = time.monotonic()
     record, commit = results / "parts.json", environment.commit()
@@ -188,7 +188,7 @@ def tests(results: Path, seconds: float, resume: bool) -> list[Outcome]:
 
 
 def run_tests(folder: Path, seconds: float) -> list[Outcome]:
-    """`info --check` beside the gpu tests, which are one run with xdist, and one for each file without; output comes at the end."""
+    """`info --check` with the gpu tests, which are one run with xdist, and one for each file without; output comes at the end."""
     end = time.monotonic() + seconds
     pytest = ["-m", "pytest", "-m", "gpu", "--require-gpu"]
     commands = [("info --check", folder / "info", ["-m", "amp_kernels", "info", "--check"])]
@@ -269,7 +269,7 @@ def tiles(results: Path, seconds: float, resume: bool) -> list[Outcome]:
 
 
 def predictions(results: Path, seconds: float, resume: bool) -> list[Outcome]:
-    """Writes predicted.txt: the cost model's times for this GPU, beside those that were just measured."""
+    """Writes predicted.txt: the cost model's times for this GPU, next to those just measured."""
     if importlib.util.find_spec("amp_kernels._host") is None:
         return [("predictions", "passed: none, the package was built without pybind11", 0.0)]
     command = [sys.executable, "-m", "bench.predict", "--run", results]

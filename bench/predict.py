@@ -3,7 +3,7 @@
 python -m bench.predict                                   # the suite of products, and the optimizer steps, on an H200
 python -m bench.predict --chip A100 4096x4096x4096:NT 65536x3072x768:NT:gelu
 python -m bench.predict --model gpt2-124m                 # a training step, op by op
-python -m bench.predict --run bench/results/nvidia-h100   # products, steps and training for the GPU of that run, beside what it measured
+python -m bench.predict --run bench/results/nvidia-h100   # products, steps and training for the GPU of that run, next to what it measured
 python -m bench.predict --page > docs/predictions.md
 
 Every table says PREDICTION and its basis. Measured columns, where there are any, are of one H200: the rows in
@@ -58,7 +58,7 @@ def text(table: Table) -> Iterator[str]:
 
 
 def beside_run(folder: Path) -> int:
-    """Prints every table for the GPU of a run, beside what was measured there."""
+    """Prints every table for the GPU of a run, next to what was measured there."""
     measured.use(folder)
     chip = chip_of(measured.gpu())
     if chip is None:
@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("shapes", nargs="*", type=parse, metavar="MxNxK[:layout[:result]]")
     parser.add_argument("--chip", choices=CHIPS, default="H200")
     parser.add_argument(
-        "--run", type=Path, help="results of `make gpu`: all tables for its GPU, beside what it measured"
+        "--run", type=Path, help="results of `make gpu`: all tables for its GPU, next to what it measured"
     )
     parser.add_argument("--page", action="store_true", help="the page docs/predictions.md")
     parser.add_argument("--model", choices=list(GPT2_MODELS), help="price a training step of it")

@@ -301,7 +301,7 @@ def published(folder: Path) -> tuple[list[dict], list[dict]]:
 
 
 def _folded(section: Section) -> str:
-    """The table, behind a line to click on if it is long or wide."""
+    """The table, folded below a line to click on if it is long or wide."""
     count, table = len(section.table) - 1, markdown_table(section)
     if max(count, len(section.table[0])) <= MOST_OPEN:
         return table

@@ -110,16 +110,16 @@ GemmProblem problem_of(const Product& p, Memory& memory, float* sums) {
   q.batch_stride_a = int64_t{p.m} * p.k, q.batch_stride_b = int64_t{p.n} * p.k;
   GemmEpilogue& e = q.epilogue;
   e.activation = asked.activation;
-  const auto beside = [&](int columns, DType type) {
+  const auto matrix = [&](int columns, DType type) {
     const int64_t elements = int64_t{p.m} * columns;
     return GemmValues{memory.take(elements * p.batch * bytes_of(type)), type, columns, 1, elements};
   };
-  if (asked.backward) e.preact = beside(is_gated(e.activation) ? 2 * p.n : p.n, DType::kBFloat16);
-  if (asked.residual) e.residual = beside(p.n, DType::kBFloat16);
-  if (asked.z) e.z = beside(p.n, DType::kBFloat16);
+  if (asked.backward) e.preact = matrix(is_gated(e.activation) ? 2 * p.n : p.n, DType::kBFloat16);
+  if (asked.residual) e.residual = matrix(p.n, DType::kBFloat16);
+  if (asked.z) e.z = matrix(p.n, DType::kBFloat16);
   if (asked.bias) e.bias = {memory.take(size_t{2} * p.n), DType::kBFloat16, 0, 1, 0};
   if (asked.sums) e.column_sums = sums;
-  q.c = beside(columns_of_c(q), p.result == "16" ? DType::kBFloat16 : DType::kFloat32);
+  q.c = matrix(columns_of_c(q), p.result == "16" ? DType::kBFloat16 : DType::kFloat32);
   q.accumulate = p.result != "16" && p.result != "fp32";
   q.a = memory.take(size_t{2} * p.m * p.k * p.batch);
   q.b = memory.take(size_t{2} * p.n * p.k * p.batch);

@@ -31,7 +31,7 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, **_):
-    """mkdocs: pictures lie beside ``docs`` in the repository, and inside it on the site."""
+    """mkdocs: pictures are next to ``docs`` in the repository, and inside it on the site."""
     return re.sub(rf"\]\(\.\./((?:\.\./)*{_PICTURES}/)", r"](\1", markdown)
 
 

@@ -1,7 +1,7 @@
 """Options shared by all tests: ``--require-gpu`` turns a missing GPU and every skip of a ``gpu`` test into a failure,
 ``--backend emulate`` runs them on another backend, ``--exhaustive`` adds the cases that a change to their own files calls
-for, but not every run, ``--no-skips`` turns every skip into a failure, and ``--sample 3`` takes one test in three, for a second run
-of the same tests in other surroundings."""
+for, but not every run, and ``--no-skips`` turns every skip into a failure. ``--one-in 2`` takes half of the cases of each test, and at
+least one; ``--sample 3`` takes one test in three, for a second run of the same tests in other surroundings. Both draw (draw.py)."""
 
 import os
 import sys
@@ -16,6 +16,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .draw import drawn, drawn_of_each_test
+
 # The engine of autograd counts the devices once, in the first backward. Without a GPU there are none, unless a test has made a fake
 # CUDA tensor before: then it starts threads, and tests that fork could not run a backward.
 torch.ones((), requires_grad=True).backward()
@@ -27,6 +29,7 @@ def pytest_addoption(parser):
     parser.addoption("--exhaustive", action="store_true", help="also run the cases marked exhaustive")
     parser.addoption("--no-skips", action="store_true", help="fail what would be skipped")
     parser.addoption("--sample", type=int, default=1, metavar="N", help="run one test in N")
+    parser.addoption("--one-in", type=int, default=1, metavar="N", help="run one case in N of each test")
     parser.addoption(
         "--progress-file", help="write the id of the running test here, so that a hang can be named from outside"
     )
@@ -38,10 +41,11 @@ def pytest_collection_modifyitems(config, items):
         if left:
             config.hook.pytest_deselected(items=left)
             items[:] = [item for item in items if "exhaustive" not in item.keywords]
-    sample = config.getoption("--sample")
-    if sample > 1:
-        config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % sample])
-        items[:] = items[::sample]
+    sample, share = config.getoption("--sample"), config.getoption("--one-in")
+    if sample > 1 or share > 1:
+        kept = set(drawn(items, -(-len(items) // sample))) & drawn_of_each_test(items, share)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
     # Workers are given whole files, in this order: the long ones must not come last.
     items.sort(key=lambda item: "slow" not in item.keywords)
     if torch.cuda.is_available() or config.getoption("--require-gpu"):

@@ -44,7 +44,8 @@ def gemm_dact(call: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     check_dact(call.a, call.b, call.preact, call.activation, call.out_dtype)
     dz = _product(call.a, call.b)
     if call.activation != "none":
-        dz = _fusible(activation_backward.op, dz)(dz, call.preact, activation=call.activation)
+        derivative = _fusible(activation_backward.op, dz)
+        return derivative(dz, call.preact, activation=call.activation, bias_grad=call.bias_grad)
     return dz, column_sums(dz.flatten(0, -2)) if call.bias_grad else None
 
 

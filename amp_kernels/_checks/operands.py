@@ -49,7 +49,7 @@ def check_bias(
 
 
 def readable_bias(bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """A bias beside operands of ``dtype``: fp32 is read as it is, the other 16-bit dtype is rounded to ``dtype``."""
+    """A bias for operands of ``dtype``: fp32 is read as it is, the other 16-bit dtype is rounded to ``dtype``."""
     return bias if bias is None or bias.dtype in (dtype, torch.float32) else bias.to(dtype)
 
 

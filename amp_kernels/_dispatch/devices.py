@@ -1,8 +1,8 @@
-"""Tensors on several devices: grouped, moved without a sync, flags combined."""
+"""Tensors on several devices: grouped, moved without a sync, restored, flags combined."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import overload
 
 import torch
@@ -35,6 +35,18 @@ class Copies(_MultiDeviceReplicator):
         if device.type == "cpu" and device not in self._per_device_tensors:
             self._per_device_tensors[device] = self.master.to(device, copy=True)
         return super().get(device)
+
+
+def restorer(tensors: Iterable[Tensor]) -> Callable[[], None]:
+    """Copy the tensors. Returns a function that writes the copies back."""
+    copies = [(tensor, tensor.detach().clone()) for tensor in tensors]
+
+    @torch.no_grad()
+    def restore() -> None:
+        for tensor, copy in copies:
+            tensor.copy_(copy)
+
+    return restore
 
 
 def largest_flag(flags: Iterable[Tensor | None], device: torch.device) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 Its module takes a quarter of a second to import and brings Triton along, so nothing here imports it: a counter that is
 at work shows as a dispatch mode, and then the module is there. A counter copies the table of formulas when it is made,
-so those at work are told, too.
+so those in use are registered too.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ def define(
             no backend is chosen. A backward through any other op that is out-of-place raises, instead of silently giving no
             gradient.
         tensor_cores: its CUDA kernels are mma.sync (from compute capability 8.0 on) and wgmma (9.0). Such an op takes operands of
-            any strides, and its results are contiguous. Inductor is told so: otherwise it makes one copy of an operand for each
+            any strides, and its results are contiguous. Inductor must know: otherwise it makes one copy of an operand for each
             product that reads it.
         flop_count: ``(*args, out_shape, **kwargs) -> int`` with shapes in place of tensors, for ``torch.utils.flop_counter``.
         family: the name of the module where each backend keeps the op; ``None`` for that of the module that its reference is

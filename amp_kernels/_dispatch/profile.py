@@ -51,7 +51,7 @@ class Profile:
         plans: Mapping[str, list[int]] | None = None,
     ) -> None:
         """Decide a product by paired samples: in round i, ``samples[backend][i]`` microseconds. ``plans``: those of the CUDA kernels
-        that have samples by these names, beside the planner's."""
+        that have samples by these names, in addition to the planner's."""
         name, plans = str(call), plans or {}
         self.times[name] = {each: _median(times) for each, times in samples.items()}
         self.winners.pop(name, None)

@@ -38,13 +38,19 @@ def philox4x32_10(counter: tuple[Word, Word, Word, Word], key: Word) -> tuple[Wo
     return c0, c1, c2, c3
 
 
-def rounding_bits(seed: int, step: Tensor, index: int, numel: int, value: int = 0) -> Tensor:
+def rounding_bits(
+    seed: int, step: Tensor, index: int, numel: int, value: int = 0, width: int = 0, pitch: int = 0
+) -> Tensor:
     """16 random bits, as int64, for each of ``numel`` elements of a parameter at ``step``.
 
     ``index``: the parameter's number, below 2^32, plus 2^32 times the block of 32 elements of the whole parameter with which
-    this piece of it begins. ``value``: 0 is the weight, ``1 + k`` moment ``k``.
+    this piece of it begins. ``value``: 0 is the weight, ``1 + k`` moment ``k``. ``width``, ``pitch``: of a piece within rows, the
+    elements of its rows and of those of the whole parameter, multiples of 32.
     """
-    group = torch.arange(-(-numel // 8), device=step.device) + (index >> 32) * 4
+    group = torch.arange(-(-numel // 8), device=step.device)
+    if width:
+        group += group // (width // 8) * ((pitch - width) // 8)
+    group += (index >> 32) * 4
     counter = (group & _WORD, group >> 32, index & _WORD, step.long())
     drawn = philox4x32_10(counter, seed)
     words = torch.stack([drawn[w ^ value] for w in range(4)], dim=1)

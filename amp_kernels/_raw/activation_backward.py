@@ -6,6 +6,7 @@ differentiable one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -44,13 +45,14 @@ def differentiable(grad: torch.Tensor, preact: torch.Tensor, activation: str) ->
     return DERIVATIVES[activation](grad.float(), preact.float()).to(preact.dtype)
 
 
-def check(grad: torch.Tensor, preact: torch.Tensor, activation: str) -> str:
+def check(grad: torch.Tensor, preact: torch.Tensor, activation: str, bias_grad: bool = False) -> str:
     op = "activation_backward"
     check_tensor(op, "preact", preact, KERNEL_DTYPES)
     check_tensor(op, "grad", grad, tuple({preact.dtype, torch.float32}))
     name = check_activation(op, activation)
-    if name in GATED and preact.ndim == 0:
-        raise ValueError(f"{op}: preact has no dimension; accepted with activation={name!r}: [..., 2 F]")
+    if preact.ndim == 0 and (name in GATED or bias_grad):
+        accepted = f"activation={name!r}: [..., 2 F]" if name in GATED else "bias_grad: [..., F]"
+        raise ValueError(f"{op}: preact has no dimension; accepted with {accepted}")
     check_gated_width(op, "preact", preact, -1, name)
     shape = (*preact.shape[:-1], activated_width(name, preact.shape[-1])) if name in GATED else preact.shape
     if grad.shape != shape:
@@ -61,11 +63,12 @@ def check(grad: torch.Tensor, preact: torch.Tensor, activation: str) -> str:
     return name
 
 
-def _reference(grad, preact, *, activation):
-    check(grad, preact, activation)
+def _reference(grad, preact, *, activation, bias_grad=False):
+    check(grad, preact, activation, bias_grad)
     g = grad.float().contiguous()
     z = preact.float().contiguous()
-    return DERIVATIVES[activation](g, z).to(preact.dtype, copy=True)
+    dz = DERIVATIVES[activation](g, z).to(preact.dtype, copy=True)
+    return dz, dz[None].flatten(0, -2).sum(0, dtype=torch.float32) if bias_grad else None
 
 
 def samples(device: str) -> Iterator[Sample]:
@@ -80,13 +83,24 @@ def samples(device: str) -> Iterator[Sample]:
         z = torch.randn(6, 4, generator=generator).to(device, dtype)
         yield (torch.ones((), device=device).expand(6, 4), z), {"activation": "silu"}
         yield (z, z.t().contiguous().t()), {"activation": "relu"}
-        yield (z[:0], z[:0]), {"activation": "gelu"}
+        yield (z[:0], z[:0]), {"activation": "gelu", "bias_grad": True}
+    for activation, dtype in itertools.product(("none", "relu", "swiglu"), KERNEL_DTYPES):
+        for rows, columns in ((450, 40), (9, 10)):  # sums of integers, which have the same bits in any order
+            grad, z = (torch.randint(-3, 4, (rows, columns), generator=generator) for _ in range(2))
+            z = torch.cat([100 * (z > 0), z], -1) if activation in GATED else z
+            yield (grad.to(device, dtype), z.to(device, dtype)), {"activation": activation, "bias_grad": True}
 
 
-op = define("activation_backward(Tensor grad, Tensor preact, *, str activation) -> Tensor", _reference, samples=samples)
+op = define(
+    "activation_backward(Tensor grad, Tensor preact, *, str activation, bool bias_grad=False) -> (Tensor, Tensor)",
+    _reference,
+    samples=samples,
+)
 
 
-def activation_backward(grad: torch.Tensor, preact: torch.Tensor, *, activation: str) -> torch.Tensor:
+def activation_backward(
+    grad: torch.Tensor, preact: torch.Tensor, *, activation: str, bias_grad: bool = False
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """``grad * activation'(preact)``, computed in fp32. Not differentiable.
 
     Args:
@@ -94,12 +108,16 @@ def activation_backward(grad: torch.Tensor, preact: torch.Tensor, *, activation:
         preact: the pre-activation, fp16, bf16 or fp32, any strides.
         activation: ``"none"``, ``"relu"``, ``"gelu"``, ``"gelu_tanh"`` or ``"silu"``: ``grad`` and ``preact`` have one
             shape; or ``"swiglu"``: ``grad`` is ``[..., F]``, ``preact`` ``[..., 2 F]``, gates before values.
+        bias_grad: whether to sum the rows of the result, too.
 
     Returns:
-        A contiguous tensor of the shape and dtype of ``preact``. relu's derivative at 0 is 0, as in torch.
+        A contiguous tensor of the shape and dtype of ``preact``. relu's derivative at 0 is 0, as in torch. With
+        ``bias_grad`` a pair: the same, and the fp32 sums of its columns, as rounded, with the bits of ``column_sums``.
 
     Raises:
         TypeError: a dtype or layout is not accepted.
         ValueError: shapes, devices or ``activation`` do not fit.
     """
-    return op(grad, preact, activation=check(grad, preact, activation))
+    name = check(grad, preact, activation, bias_grad)
+    dz, sums = op(grad, preact, activation=name, bias_grad=bias_grad)
+    return (dz, sums) if bias_grad else dz

@@ -25,7 +25,7 @@ GROUP = 4  # elements that share a call of the generator
 
 def draw_seed(op: str, x: Tensor) -> Tensor:
     """64 bits from the default generator of the device of ``x``, without a host synchronisation: int64 ``[1]``, which a replayed
-    CUDA graph draws anew.
+    CUDA graph draws new ones.
 
     Raises:
         TypeError: ``x`` is a DTensor, whose ranks would have to agree on what they hold alike.

@@ -1,7 +1,7 @@
 """Rows of gradients added to the rows of a table that they belong to: the backward of ``embedding``. Raw.
 
 ``out[r] += sum of grad[order[i]] over the i with sorted[i] == r``, summed in fp32 and rounded once: no sum stands still
-where 16 bits end. Equal indices lie side by side, so the sums need no atomics and have the same bits in every run.
+where 16 bits end. Equal indices are adjacent, so the sums need no atomics and have the same bits in every run.
 """
 
 from __future__ import annotations

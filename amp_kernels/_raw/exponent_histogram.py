@@ -49,7 +49,7 @@ op = define("exponent_histogram(Tensor[] tensors) -> (Tensor, Tensor)", _referen
 
 
 def exponent_histogram(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Count, for each tensor, how many values lie in each power of two: one read, without a host sync.
+    """Count, for each tensor, how many values are in each power of two: one read, without a host sync.
 
     Args:
         tensors: non-empty list of dense tensors (any strides that cover their memory once), float16, bfloat16, float32

@@ -225,7 +225,7 @@ def gemm(
             ``silu(z[..., :N / 2]) * z[..., N / 2:]``, gates in the first half of the columns, values in the second.
         out_dtype: fp16, bf16 or fp32; the dtype of ``a`` by default.
         batch_invariant: the order of summation depends on N, K and the dtypes only, so that a row's result does not
-            depend on how many rows and batches stand beside it.
+            depend on how many other rows and batches there are.
         preact: whether to return ``z = alpha * (a @ b) + bias``, too, for :func:`activation_backward` and
             :func:`gemm_dact`.
 

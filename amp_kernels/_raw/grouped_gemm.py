@@ -1,15 +1,15 @@
-"""Grouped GEMMs of fp16 or bf16 operands, as the experts of a mixture need them: the groups' sizes lie on the device.
+"""Grouped GEMMs of fp16 or bf16 operands, as the experts of a mixture need them: the groups' sizes are on the device.
 
 ``offs`` holds the exclusive end of each group, int32 ``[G]``; group g is ``[offs[g - 1], offs[g])``. Sizes are arbitrary, also 0. With
 ``a`` and ``b`` of these shapes:
 
-- ``[T, K]`` and ``[G, K, N]``: rows of ``a`` in group g times ``b[g]``, ``[T, N]``. Rows behind the last end are zero.
+- ``[T, K]`` and ``[G, K, N]``: rows of ``a`` in group g times ``b[g]``, ``[T, N]``. Rows past the last end are zero.
 - ``[M, T]`` and ``[T, N]``: for each group the product over its terms, ``[G, M, N]``. An empty group's is zero.
 
 ``grouped_gemm`` computes both, the first one with bias and activation as ``gemm`` has them. ``grouped_gemm_accumulate_`` adds the second
 one to an fp32 ``c``, and leaves the memory of empty groups untouched. Numerics are those of ``gemm``.
 
-An element outside a group reaches no result of that group, be it NaN; elements behind the last end reach none. A kernel clamps each end
+An element outside a group, NaN or not, reaches no result of that group; elements past the last end reach none. A kernel clamps each end
 to ``[previous end, T]``, so it touches nothing outside of its tensors. The host reads no end; the CPU kernel refuses bad ones.
 """
 
@@ -114,7 +114,7 @@ def group_masks(offs: torch.Tensor, total: int) -> list[torch.Tensor]:
 
 
 def row_products(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, product, start: torch.Tensor) -> torch.Tensor:
-    """``product(a, b[g], g)`` at the rows of each group, ``start`` behind the last. All groups see all rows: nothing reads ``offs``."""
+    """``product(a, b[g], g)`` at the rows of each group, ``start`` past the last. All groups see all rows: nothing reads ``offs``."""
     for g, inside in enumerate(group_masks(offs, a.shape[0])):
         start = torch.where(inside[:, None], product(a, b[g], g), start)
     return start
@@ -162,7 +162,7 @@ def _grouped_accumulate_reference(call):
 
 
 def _samples(device: str, form: str) -> Iterator[tuple[torch.Tensor, ...]]:
-    """``a, b, offs``: groups of any size, empty ones first, last and all, rows behind the last end, all layouts."""
+    """``a, b, offs``: groups of any size, empty ones first, last and all, rows past the last end, all layouts."""
     normal = Normal(device)
     for dtype in HALF_DTYPES:
         for ends in ((3, 3, 10), (0, 12, 12), (0, 0), (5,), ()):

@@ -5,7 +5,7 @@ With ``n = (x - mean) * rstd`` and ``g = grad * weight``, and means over a row::
     grad_x = rstd * (g - mean(g) - n * mean(g * n)) + grad_sum
     grad_weight = sum over rows of grad * n        grad_bias = sum over rows of grad
 
-RMS norm has no mean(g). A branch that was added to a residual before the norm, perhaps through dropout, gets its gradient from
+RMS norm has no mean(g). A branch that was added to a residual before the norm, optionally through dropout, gets its gradient from
 the rounded grad_x, in the same pass. The sums over rows are partial sums of strips of rows, added in order: deterministic, without
 atomics. The op is raw; ``amp_kernels.layer_norm`` and ``amp_kernels.rms_norm`` are the differentiable ones.
 """

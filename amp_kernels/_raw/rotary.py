@@ -1,4 +1,4 @@
-"""Rotary position embedding of queries and keys, perhaps behind an RMS norm of each head, and its gradient: fp32 inside.
+"""Rotary position embedding of queries and keys, optionally after an RMS norm of each head, and its gradient: fp32 inside.
 
 One pass reads queries and keys and writes both. A pair of elements ``(a, b)`` of a head becomes
 ``(a cos_a - b sin_a, b cos_b + a sin_b)`` (J. Su et al., arXiv:2104.09864). Backward of a norm computes its statistics again from the
@@ -169,7 +169,7 @@ def backward_samples(device: str) -> Iterator[Sample]:
 
 
 #: Queries and keys, ``[batch, tokens, heads, width]`` with any strides, turned by ``cos`` and ``sin``,
-#: ``[tokens, rotary]`` or ``[1 or batch, tokens, rotary]``, behind an RMS norm if there are weights, ``[width]``. Results are contiguous.
+#: ``[tokens, rotary]`` or ``[1 or batch, tokens, rotary]``, after an RMS norm if there are weights, ``[width]``. Results are contiguous.
 forward_op = define(
     "rotary_forward(Tensor q, Tensor k, Tensor cos, Tensor sin, Tensor? q_weight=None, Tensor? k_weight=None, *, float eps, "
     "bool interleaved, ScalarType out_dtype) -> (Tensor, Tensor)",

@@ -1,7 +1,7 @@
 """Products whose first operand is several matrices: the gradients of a linear layer whose output was split.
 
 ``segmented_gemm`` is ``gemm(cat(a, dim), b)`` to the bit, ``segmented_gemm_accumulate_`` the same of ``gemm_accumulate_``. On Hopper the
-matrices are read where they lie, by a tensor map each, if there are two or three and each is contiguous along ``dim`` and begins at a
+matrices are read in place, by a tensor map each, if there are two or three and each is contiguous along ``dim`` and begins at a
 multiple of 64 of it; others are concatenated first.
 """
 
@@ -50,7 +50,7 @@ def check(op: str, a: Sequence[Tensor], b: Tensor, dim: int) -> Tensor:
 
 
 def reads(a: Sequence[Tensor]) -> bool:
-    """True if products of these gradients, [rows, features] each, read them where they lie: otherwise one concatenation serves all
+    """True if products of these gradients, [rows, features] each, read them in place: otherwise one concatenation serves all
     products."""
     if not 2 <= len(a) <= MOST:
         return False
@@ -86,7 +86,7 @@ def _accumulate_reference(call):
 
 
 def _samples(device: str) -> Iterator[tuple[list[Tensor], Tensor, int]]:
-    """``a, b, dim``: segments that are read where they lie, and others; the last of them may be short."""
+    """``a, b, dim``: segments that are read in place, and others; the last of them may be short."""
     normal = Normal(device)
     for dtype in HALF_DTYPES:
         for sizes in ((64, 128), (128, 64, 64), (64, 64, 40), (64, 24, 64), (72,), (3, 0, 5), (64, 64, 64, 64)):

@@ -1,1 +1,1 @@
-"""Tensors whose pieces lie on several ranks: DTensors, shard groups, and what all ranks must agree on."""
+"""Tensors whose pieces are spread over several ranks: DTensors, shard groups, and what all ranks must agree on."""

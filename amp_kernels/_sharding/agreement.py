@@ -1,7 +1,7 @@
 """Norms and skip decisions that ranks with pieces of one list of tensors agree on.
 
-Every square must count once, although a piece may lie on several ranks (replicated dimensions of a mesh, a submesh, a
-plain parameter beside sharded ones): it counts on the first rank that has it. Who that is follows from meshes and
+Every square must count once, although a piece may be spread over several ranks (replicated dimensions of a mesh, a submesh, a
+plain parameter among sharded ones): it counts on the first rank that has it. Who that is follows from meshes and
 placements, so nothing is communicated to find it out. One sum over the ranks of two numbers then decides for all of them.
 """
 
@@ -24,7 +24,7 @@ class Agreement:
 
     Args:
         tensors: parameters or gradients, in the same order on all ranks. The widest mesh among those of its DTensors must
-            contain the others; plain tensors beside DTensors are the same on all its ranks.
+            contain the others; plain tensors among DTensors are the same on all its ranks.
         shard_group: ranks that hold different tensors of one model: the pieces that FSDP1 or ZeRO leave them, or stages
             of a pipeline.
 
@@ -114,7 +114,7 @@ class Agreement:
 
 
 class LatestAgreement:
-    """The agreement over a list of tensors, made anew when the list changes."""
+    """The agreement over a list of tensors, rebuilt when the list changes."""
 
     def __init__(self) -> None:
         self._tensors: list[Tensor] | None = None
@@ -149,7 +149,7 @@ def _widest(tensors: Iterable[Tensor]) -> DeviceMesh | None:
         inside = set(mesh.mesh.flatten().tolist()) <= ranks and widest.size() % mesh.size() == 0
         if not inside or mesh.get_coordinate() is None:
             raise ValueError(
-                f"parameters lie on {widest} and on {mesh}, of which none covers the other on every rank; accepted: meshes "
+                f"parameters are on {widest} and on {mesh}, of which none covers the other on every rank; accepted: meshes "
                 "that are parts of one another, such as a mesh and its slices"
             )
     return widest

@@ -27,7 +27,7 @@ def by_rows(
 ) -> Any:
     """``function(*rows, *weights)`` of each rank's part, as DTensors placed like the first of ``rows``.
 
-    If its dimensions ``dims`` lie on several ranks, or sums are pending (``Partial``), the rows are gathered first, and so
+    If its dimensions ``dims`` are spread over several ranks, or sums are pending (``Partial``), the rows are gathered first, and so
     are weights that not every rank has. A weight's gradient is a sum over the ranks' rows, left to DTensor.
 
     Raises:
@@ -65,7 +65,7 @@ def of_weight(
 ) -> Tensor:
     """``function(x, weight, bias)``, a product ``x @ weight^T`` with what follows it, of each rank's part, as a DTensor.
 
-    The weight stays where it lies and ``x`` follows, so that placements and communication are those of torch's linear under
+    The weight stays in place and ``x`` follows, so that placements and communication are those of torch's linear under
     tensor parallelism. On each dimension of the mesh ``weight`` is
 
     - whole: rows of ``x`` stay where they are;
@@ -74,7 +74,7 @@ def of_weight(
 
     Raises:
         TypeError: one of them is a plain tensor, of which it cannot be known whether all ranks have the same.
-        ValueError: they lie on different meshes.
+        ValueError: they are on different meshes.
     """
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
@@ -113,10 +113,10 @@ def _check(name: str, tensors: Sequence[Tensor | None]) -> None:
     for tensor in tensors:
         if tensor is not None and not is_dtensor(tensor):
             raise TypeError(
-                f"{name}: a tensor of shape {list(tensor.shape)} is plain beside DTensors; accepted: DTensors, such as "
+                f"{name}: a tensor of shape {list(tensor.shape)} is plain among DTensors; accepted: DTensors, such as "
                 "distribute_tensor(tensor, mesh, [Replicate()])"
             )
         if tensor is not None and tensor.device_mesh != first.device_mesh:
             raise ValueError(
-                f"{name}: DTensors lie on {first.device_mesh} and on {tensor.device_mesh}; accepted: one mesh"
+                f"{name}: DTensors are on {first.device_mesh} and on {tensor.device_mesh}; accepted: one mesh"
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import NamedTuple
 
 import torch
@@ -34,17 +33,32 @@ def sharded_dims(tensor: Tensor) -> set[int]:
     return {placement.dim % tensor.dim() for size, placement in placed if size > 1 and not placement.is_replicate()}
 
 
-def first_element(tensor: Tensor) -> int | None:
-    """The position in a DTensor of the first element of this rank's piece, if the piece is consecutive elements in row-major
-    order; otherwise ``None``."""
-    piece, own = tensor._local_tensor, tensor.device_mesh.get_coordinate()
+class Rows(NamedTuple):
+    """A piece that has ``width`` consecutive elements of each ``pitch`` elements of a tensor, from element ``first`` on; of
+    consecutive elements both are 0."""
+
+    first: int
+    width: int = 0
+    pitch: int = 0
+
+
+def rows_of(tensor: Tensor) -> Rows | None:
+    """The elements of a DTensor that are this rank's piece, in row-major order. ``None``: they are no such rows."""
+    piece, own, cut = tensor._local_tensor, tensor.device_mesh.get_coordinate(), sharded_dims(tensor)
+    if not cut:
+        return Rows(0)
     row_major = tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
-    if own is None or not (row_major and piece.is_contiguous() and sharded_dims(tensor) <= {0}):
+    last = max(cut)
+    if own is None or not (row_major and piece.is_contiguous() and cut <= {0, last}):
         return None
-    if not sharded_dims(tensor) or not piece.numel():
-        return 0
-    rows = _piece(tensor, own).box[0]
-    return rows.start * math.prod(tensor.shape[1:]) if isinstance(rows, slice) else None
+    if not piece.numel():
+        return Rows(0)
+    box = _piece(tensor, own).box
+    if not all(isinstance(indices, slice) for indices in box):
+        return None
+    first = sum(indices.start * stride for indices, stride in zip(box, tensor.stride(), strict=True))
+    inner = tensor.stride(last)
+    return Rows(first, piece.shape[last] * inner, tensor.shape[last] * inner) if last else Rows(first)
 
 
 def holders_of(tensor: Tensor) -> Holders:

@@ -1,7 +1,7 @@
 """Launch configurations of the Triton kernels: pure functions of shape, dtype and GPU, so that they are tested without one.
 
 Nothing is timed when a program runs: a result would then depend on noise, and the first call of each shape on minutes of trials.
-Instead the candidates of each architecture stand in a table, and a model of the work ranks them. No figure in the model is a fit; it
+Instead the candidates of each architecture are in a table, and a model of the work ranks them. No figure in the model is a fit; it
 counts what a tile costs, in cycles of one multiprocessor, from the rates in its data sheet.
 """
 
@@ -49,7 +49,7 @@ class Chip:
 
 
 # (block_m, block_n, block_k, warps, stages), the preferred one first among equals. A tile of 128 x 256 has 128 accumulators a thread:
-# that is as many as fit beside a plain epilogue. On Hopper a 128-wide tile has 8 warps: with 4, Triton has been seen to miscompile.
+# that is as many as fit together with a plain epilogue. On Hopper a 128-wide tile has 8 warps: with 4, Triton has been seen to miscompile.
 _HOPPER = (
     (128, 256, 64, 8, 3),
     (256, 128, 64, 8, 3),
@@ -62,7 +62,7 @@ _HOPPER = (
 )
 # On Blackwell a tile of 256 rows spills as soon as there is a bias.
 _BLACKWELL = tuple(row for row in _HOPPER if row[0] < 256)
-# mma.sync keeps operand fragments in registers beside the accumulators: BLOCK_K 32, and 8 warps from 64 x 128 on.
+# mma.sync keeps operand fragments in registers next to the accumulators: BLOCK_K 32, and 8 warps from 64 x 128 on.
 _AMPERE = (
     (128, 256, 32, 8, 3),
     (128, 128, 32, 8, 4),
@@ -175,7 +175,7 @@ def gemm_config(
             of the pre-activation.
         backward: the epilogue is the derivative of the activation.
         batch_invariant: choose by n alone, as for one fp32 matrix of a fixed number of rows and terms, and do not split K. A step
-            divides 64 terms, so that a sum that starts from C goes on as if it had never stopped.
+            divides 64 terms, so that a sum that starts from C continues as if it had never stopped.
         whole: do not split K.
     """
     if batch_invariant:

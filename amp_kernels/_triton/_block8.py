@@ -1,6 +1,6 @@
 """csrc/base/block8.h for Triton: moments in 8 bits, bit for bit the same. N elements are N / 32 blocks.
 
-All of it is arithmetic on the bits, in unsigned 32-bit integers that wrap around, beside exact operations.
+All of it is arithmetic on the bits, in unsigned 32-bit integers that wrap around, and exact operations.
 """
 
 import triton

@@ -29,15 +29,20 @@ def wide_code(x, HALF: tl.constexpr):
 @triton.jit
 def rounding_bits(seed, step, index, first, N: tl.constexpr, VALUE: tl.constexpr = 0):
     """16 random bits, in unsigned 32-bit integers, for each of elements ``first`` .. ``first + N - 1`` of parameter
-    ``index`` at ``step``. ``first`` and ``N`` are multiples of 8; eight elements share one call of the generator, and so do the
+    ``index`` at ``step``. ``first`` and ``N`` are multiples of 8."""
+    return bits_of_groups(seed, step, index, first // 8 + tl.arange(0, N // 8), VALUE)
+
+
+@triton.jit
+def bits_of_groups(seed, step, index, group, VALUE: tl.constexpr):
+    """The same for groups of eight elements, by their numbers. Eight elements share one call of the generator, and so do the
     weight (``VALUE`` 0) and moment ``k`` (1 + k): equal calls are one when compiled."""
-    group = first // 8 + tl.arange(0, N // 8)
     words = tl.philox(seed, group.to(tl.uint32), (group >> 32).to(tl.uint32), index, step)
     word0, word1, word2, word3 = words[VALUE], words[1 ^ VALUE], words[2 ^ VALUE], words[3 ^ VALUE]
     # Element 4 a + 2 b + c of a group gets half c of word 2 a + b; a join appends the dimension that moves fastest.
     lower = tl.join(tl.join(word0 & 0xFFFF, word2 & 0xFFFF), tl.join(word1 & 0xFFFF, word3 & 0xFFFF))
     upper = tl.join(tl.join(word0 >> 16, word2 >> 16), tl.join(word1 >> 16, word3 >> 16))
-    return tl.reshape(tl.join(lower, upper), (N,))
+    return tl.reshape(tl.join(lower, upper), (group.shape[0] * 8,))
 
 
 @triton.jit

@@ -48,7 +48,7 @@ def units_of_run(run, per_run, longer):
 @triton.jit
 def find_span(table, ends, index, stop, unit, COLUMNS: tl.constexpr):
     """The units from ``index`` to ``stop``, or as many of them as belong to one tensor: the row of that tensor, the first
-    element, the number of elements, and the first unit behind them."""
+    element, the number of elements, and the first unit after them."""
     before = ends <= index
     row = table + tl.sum(before.to(tl.int32), 0) * COLUMNS
     begin = (index - tl.max(tl.where(before, ends, 0), 0)).to(tl.int64) * unit

@@ -79,7 +79,7 @@ class Tables:
     weight_decays: bool
 
     @classmethod
-    def of(cls, a: UpdateArguments, counters: tuple[tuple[int, int, int], ...]) -> Tables:
+    def of(cls, a: UpdateArguments, counters: tuple[tuple[int, ...], ...]) -> Tables:
         count, device = len(a.options) // len(a.flags), a.params[0].device
         groups = tuple(
             (
@@ -143,11 +143,19 @@ def update(rule: Rule, classes: Classes, rows: torch.Tensor, a: UpdateArguments)
             )
 
 
+def row_gap(width: int, pitch: int) -> tuple[int, int, int]:
+    """``gap``, ``reciprocal`` and ``shift`` of random_place in csrc/base/philox.h, of rows of so many elements."""
+    if width == pitch:
+        return 0, 0, 0
+    shift = (width // 8 - 1).bit_length() - 1
+    return (pitch - width) // 8, -(-(1 << 32 + shift) // (width // 8)), shift
+
+
 def programs_per_sm(elements: Sequence[tl.dtype | None]) -> int:
     return PROGRAMS_PER_SM if len(elements) <= FEW_OPERANDS else PROGRAMS_PER_SM - 1
 
 
-def classes_of(a: UpdateArguments, *, with_grads: bool = True) -> tuple[tuple[tuple[int, int, int], ...], Classes]:
+def classes_of(a: UpdateArguments, *, with_grads: bool = True) -> tuple[tuple[tuple[int, ...], ...], Classes]:
     """The counters of ``prepare_kernel``, and the parameters of each class.
 
     A class is the dtypes of the operands (``None``: no gradient, no second form of the weight), the number of moments, whether
@@ -165,8 +173,8 @@ def classes_of(a: UpdateArguments, *, with_grads: bool = True) -> tuple[tuple[tu
     counts = [b.data_ptr() for b in a.steps]
     counters, classes = [], {}
     for place, (param, grad, row) in enumerate(zip(a.params, a.grads, a.layout.tolist(), strict=True)):
-        block, offset, slot, group, index = row
-        counters.append((counts[block] + 4 * slot, group, index))
+        block, offset, slot, group, index, width, pitch = row
+        counters.append((counts[block] + 4 * slot, group, index, index >> 32, *row_gap(width, pitch)))
         numel = param.numel()
         if numel == 0:
             continue

@@ -16,13 +16,14 @@ import triton.language as tl
 
 from .._updates.state import MAXIMIZE
 from ._block8 import BLOCK8, block_mask, decode, encode
-from ._rounding import round_stochastic, rounding_bits
+from ._rounding import bits_of_groups, round_stochastic
 from ._split_master import join_master, split_master, split_master24
 from ._tables import UNIT, find_span, pointer, unit_ends, units_of_run
 
-ROW = tl.constexpr(16)  # words per parameter in the rows that prepare_kernel writes
-EMA_TAKE, STEP, INDEX, SCALARS = map(tl.constexpr, (2, 3, 4, 5))  # words of a row, after inverse scale and clip factor
-FIRST_BLOCK = tl.constexpr(15)  # the last word: the block of 32 with which a piece of a parameter begins
+ROW = tl.constexpr(20)  # words per parameter in the rows that prepare_kernel writes
+EMA_TAKE, STEP, SCALARS = map(tl.constexpr, (2, 3, 4))  # words of a row, after inverse scale and clip factor
+PLACE = tl.constexpr(15)  # the last words of a row, of the place of random bits
+COUNTER = tl.constexpr(7)  # columns of ``counters``: address of the step count, group, and the place of random bits
 FIRST_OPERAND = tl.constexpr(3)  # column of a table, after: units up to and including this parameter, numel, row
 FIRST_OPTION = tl.constexpr(3)  # column of a group: the learning rate
 FLAG_MAXIMIZE = tl.constexpr(MAXIMIZE)
@@ -91,16 +92,17 @@ def prepare_kernel(
 ):
     """Counts the step of every parameter and derives its scalars.
 
-    ``counters``: address of the step count, group, index. ``groups``: addresses of learning rate and weight decay, flags, the
-    options of the rule's declaration, and last the decay of the average. ``DERIVE(options, flags, step)`` gives the scalars.
+    ``groups``: addresses of learning rate and weight decay, flags, the options of the rule's declaration, and last the decay of the
+    average. ``DERIVE(options, flags, step)`` gives the scalars. The place of random bits is that of csrc/base/philox.h: index, block
+    of 32 elements with which a piece begins, gap, reciprocal and shift.
     """
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if found_inf is not None:
         n = tl.where(tl.load(found_inf) > 0.0, 0, n)
     mask = place < n
     row = tl.where(mask, place, 0)  # lanes out of bounds repeat the first parameter and store nothing
-    counter = tl.load(counters + row * 3).to(tl.pointer_type(tl.float32))
-    group = groups + tl.load(counters + row * 3 + 1) * GROUP_COLUMNS
+    counter = tl.load(counters + row * COUNTER).to(tl.pointer_type(tl.float32))
+    group = groups + tl.load(counters + row * COUNTER + 1) * GROUP_COLUMNS
     flags = tl.load(group + 2)
     options = (learning_rate(group, LRS),)
     for i in tl.static_range(FIRST_OPTION + 1, GROUP_COLUMNS - 2):
@@ -120,9 +122,8 @@ def prepare_kernel(
     tl.store(out + EMA_TAKE, (1.0 - real(group + (GROUP_COLUMNS - 1))).to(tl.float32), mask=mask)
     words = out.to(tl.pointer_type(tl.uint32))
     tl.store(words + STEP, step.to(tl.uint32), mask=mask)
-    index = tl.load(counters + row * 3 + 2)
-    tl.store(words + INDEX, index.to(tl.uint32), mask=mask)
-    tl.store(words + FIRST_BLOCK, (index >> 32).to(tl.uint32), mask=mask)
+    for i in tl.static_range(COUNTER - 2):
+        tl.store(words + PLACE + i, tl.load(counters + row * COUNTER + 2 + i).to(tl.uint32), mask=mask)
     scalars = DERIVE(options, flags, step)
     for i in tl.static_range(len(scalars)):
         tl.store(out + SCALARS + i, scalars[i], mask=mask)
@@ -132,14 +133,28 @@ def prepare_kernel(
 
 @triton.jit
 def key_of(row, seed):
-    """The key of a parameter's random bits: seed, step, index, and the number of its first element."""
+    """The key of a parameter's random bits: seed, step, and place, with the first group of eight elements."""
     words = row.to(tl.pointer_type(tl.uint32))
-    return seed, tl.load(words + STEP), tl.load(words + INDEX), tl.load(words + FIRST_BLOCK).to(tl.int64) * BLOCK8
+    place = words + PLACE
+    first = tl.load(place + 1).to(tl.int64) * (BLOCK8 // 8)
+    return (
+        seed,
+        tl.load(words + STEP),
+        tl.load(place),
+        first,
+        tl.load(place + 2),
+        tl.load(place + 3),
+        tl.load(place + 4),
+    )
 
 
 @triton.jit
 def random_bits(key, first, N: tl.constexpr, VALUE: tl.constexpr):
-    return rounding_bits(key[0], key[1], key[2], key[3] + first, N, VALUE)
+    """16 random bits for each of ``N`` elements of a piece from ``first`` on, by their place in the parameter."""
+    seed, step, index, first_group, gap, reciprocal, shift = key
+    group = first // 8 + tl.arange(0, N // 8)
+    row = tl.umulhi(group.to(tl.uint32), reciprocal) >> shift
+    return bits_of_groups(seed, step, index, first_group + group + row.to(tl.int64) * gap, VALUE)
 
 
 @triton.jit

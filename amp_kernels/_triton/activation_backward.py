@@ -3,6 +3,9 @@
 The limit is memory, 6 bytes an element in 16 bits. If both inputs are contiguous they are taken as one long row; otherwise a
 program walks a tile of rows and columns by strides, so that an expanded gradient (that of a sum) is not copied. An activation of two
 values reads them, and writes their gradients, in the left and the right half of the columns of one row.
+
+The sums of columns come from the same pass, a program per share of the rows and strip of columns, if all is contiguous and there is
+one value.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from .._raw.activation_backward import check
 from . import _tiles
 from ._activations import activate_backward, swiglu_backward
 from ._tiles import tile
+from .column_sums import BLOCK, column_sums, summed
 
 
 @triton.jit
@@ -59,13 +63,54 @@ def activation_backward_kernel(
         _tile(grad, preact, out, preact_half, columns, (row < rows) & (column < columns), ACTIVATION)
 
 
-def activation_backward(grad: torch.Tensor, preact: torch.Tensor, *, activation: str) -> torch.Tensor:
+# Columns are specialized: a multiple of 16 lets a thread load 16 bytes.
+@triton.jit(do_not_specialize=["rows", "shares"])
+def sums_kernel(
+    grad,
+    preact,
+    out,
+    slots,
+    rows,
+    columns,
+    shares,
+    ACTIVATION: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    """The gradients of a share of the rows, contiguous like ``grad`` and ``preact``, and their sums, as ``column_sums`` makes them."""
+    share = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0).to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    for first in range(share * BLOCK_ROWS, rows, shares * BLOCK_ROWS):
+        row = first + tl.arange(0, BLOCK_ROWS)
+        mask = (row < rows)[:, None] & (column < columns)[None, :]
+        at = row[:, None] * columns + column[None, :]
+        g = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
+        z = tl.load(preact + at, mask=mask, other=0.0).to(tl.float32)
+        dz = activate_backward(g, z, ACTIVATION).to(out.dtype.element_ty)
+        tl.store(out + at, dz, mask=mask)
+        total += dz.to(tl.float32)
+    tl.store(slots + share * columns + column, tl.sum(total, 0), mask=column < columns)
+
+
+def activation_backward(
+    grad: torch.Tensor, preact: torch.Tensor, *, activation: str, bias_grad: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The op for tensors that Triton can reach; see ``amp_kernels/_raw/activation_backward.py``."""
-    check(grad, preact, activation)
+    check(grad, preact, activation, bias_grad)
     out = torch.empty(preact.shape, dtype=preact.dtype, device=preact.device)
+    if bias_grad and activation not in GATED and grad.is_contiguous() and preact.is_contiguous():
+        rows, columns = out[None].flatten(0, -2).shape
+
+        def run(grid, slots, shares):
+            sums_kernel[grid](
+                grad, preact, out, slots, rows, columns, shares, activation, *BLOCK, enable_fp_fusion=False
+            )
+
+        return out, summed(rows, columns, out.device, run)
     if out.numel() > 0:
         _run(out, grad, preact, activation)
-    return out
+    return out, column_sums(out[None].flatten(0, -2)) if bias_grad else None
 
 
 def _run(out: torch.Tensor, grad: torch.Tensor, preact: torch.Tensor, activation: str) -> None:

@@ -106,7 +106,7 @@ def _add_span(address, begin, count, inv_scale, sums, peaks, ELEMENT: tl.constex
 
 @triton.jit
 def _store(slots, slot, sums, peaks, places):
-    """Leaves a partial result: the sum as fp64, and behind all sums the peak."""
+    """Leaves a partial result: the sum as fp64, and after all sums the peak."""
     tl.store(slots + slot, tl.sum(sums, 0))
     tl.store((slots + places).to(tl.pointer_type(tl.uint32)) + slot, tl.max(peaks, 0))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -32,14 +34,23 @@ def column_sums(x: torch.Tensor) -> torch.Tensor:
     check(x)
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, columns = x.shape
-    sums = torch.empty(columns, dtype=torch.float32, device=x.device)
+
+    def run(grid, slots, shares):
+        shares_kernel[grid](x, slots, rows, columns, x.stride(0), shares, *BLOCK)
+
+    return summed(rows, columns, x.device, run)
+
+
+def summed(rows: int, columns: int, device: torch.device, run: Callable) -> torch.Tensor:
+    """The sums of columns, given ``run(grid, slots, shares)``, which leaves those of each share of the rows in ``slots``."""
+    sums = torch.empty(columns, dtype=torch.float32, device=device)
     if columns == 0:
         return sums
     strips = triton.cdiv(columns, BLOCK[1])
     shares = max(1, min(PROGRAMS // strips, triton.cdiv(rows, BLOCK[0])))
-    slots = sums if shares == 1 else torch.empty(shares, columns, dtype=torch.float32, device=x.device)
-    with on(x.device):
-        shares_kernel[(strips, shares)](x, slots, rows, columns, x.stride(0), shares, *BLOCK)
+    slots = sums if shares == 1 else torch.empty(shares, columns, dtype=torch.float32, device=device)
+    with on(device):
+        run((strips, shares), slots, shares)
         if shares > 1:
             column_sums_kernel[(triton.cdiv(columns, _SLOTS[1]),)](slots, sums, shares, columns, *_SLOTS)
     return sums

@@ -82,7 +82,7 @@ def cross_entropy_rows_kernel(
     SPREAD: tl.constexpr,  # more than one class has a coefficient
     WEIGHTED: tl.constexpr,
     GRAD: tl.constexpr,
-    WIDE_GRAD: tl.constexpr,  # rows of the gradient lie to a 16-byte boundary as those of the logits
+    WIDE_GRAD: tl.constexpr,  # rows of the gradient have the offsets of the logits from 16-byte boundaries
     BLOCK: tl.constexpr,
 ):
     element: tl.constexpr = logits.dtype.element_ty

@@ -85,7 +85,7 @@ def joints_kernel(
     BY_FREQUENCY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Finishes the run that begins in a piece and goes on behind it, if there is one."""
+    """Finishes the run that begins in a piece and continues past it, if there is one."""
     piece = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < columns
@@ -100,15 +100,15 @@ def joints_kernel(
             while tl.load(sorted + first - 1, mask=first > begin, other=-1) == row:
                 first -= 1
         total = tl.load(partial + (2 * piece + 1) * columns + column, mask=mask, other=0.0)
-        behind = end
-        while tl.load(sorted + behind, mask=behind < entries, other=-1) == row:
-            total += tl.load(partial + 2 * (behind // size) * columns + column, mask=mask, other=0.0)
-            if tl.load(sorted + behind + size - 1, mask=behind + size - 1 < entries, other=-1) == row:
-                behind += size
+        run_end = end
+        while tl.load(sorted + run_end, mask=run_end < entries, other=-1) == row:
+            total += tl.load(partial + 2 * (run_end // size) * columns + column, mask=mask, other=0.0)
+            if tl.load(sorted + run_end + size - 1, mask=run_end + size - 1 < entries, other=-1) == row:
+                run_end += size
             else:
-                while tl.load(sorted + behind, mask=behind < entries, other=-1) == row:
-                    behind += 1
-        _finish(out + row * columns + column, total, behind - first, mask, BY_FREQUENCY)
+                while tl.load(sorted + run_end, mask=run_end < entries, other=-1) == row:
+                    run_end += 1
+        _finish(out + row * columns + column, total, run_end - first, mask, BY_FREQUENCY)
 
 
 @triton.jit

@@ -2,7 +2,7 @@
 
 A program walks over its share of the list (``_tables.py``), counts the blocks of a span with ``tl.histogram``, which keeps
 its counters in shared memory, and adds them to the tensor's by atomics: integers, whose order does not show. Lanes
-behind the end of a tensor count in a column that no tensor has.
+past the end of a tensor count in a column that no tensor has.
 
 The main loop has neither mask nor unknown alignment, as in ``check_and_norm.py``.
 """

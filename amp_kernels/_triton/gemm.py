@@ -21,7 +21,7 @@ from ._gemm_kernel import gemm_kernel
 _INT32 = 2**31
 _FINISH_BLOCK = (16, 128)  # of finish_kernel, with 4 warps: 16 sums a thread, loaded 16 bytes at a time
 _SUMS_BLOCK = (32, 32)
-_kept = functools.lru_cache(maxsize=4096)  # by how tensors lie: a training step repeats its calls
+_kept = functools.lru_cache(maxsize=4096)  # by the layout of the tensors: a training step repeats its calls
 
 
 @gemm_op.bound
@@ -97,19 +97,19 @@ def run(
         residual = None
     preact, residual = (None if t is None else _batched(t) for t in (preact, residual))
     # A row-major b of swiglu has its up values in its second half, which TMA can read if it begins at 16 bytes.
-    tma = not gated or n % 8 == 0 or _order(_lies(b))[0]
+    tma = not gated or n % 8 == 0 or _order(_layout(b))[0]
     if config is None:
         capability = torch.cuda.get_device_capability(c.device) if c.is_cuda else (8, 0)
-        lie = (_lies(c), _lies(a), _lies(b), _lies(preact), None if chained else _lies(residual))
-        config = _choose(capability, *lie, n, activation, backward, batch_invariant, tma)
+        layouts = (_layout(c), _layout(a), _layout(b), _layout(preact), None if chained else _layout(residual))
+        config = _choose(capability, *layouts, n, activation, backward, batch_invariant, tma)
     if not tma:
         config = replace(config, tma=False)
     if config.tma:
         a, b = _for_tma(a, k), _for_tma(b, n)
 
     k_split = max(1, triton.cdiv(k, config.splits * config.block_k)) * config.block_k
-    splits = max(1, triton.cdiv(k, k_split))  # counted anew: the last ones might be left without terms
-    results = (_lies(c), _lies(preact), _lies(residual))
+    splits = max(1, triton.cdiv(k, k_split))  # recounted: the last ones might be left without terms
+    results = (_layout(c), _layout(preact), _layout(residual))
     finish_m = _FINISH_BLOCK[0] if splits > 1 else config.block_m
     row_sums = None
     if sums is not None:
@@ -151,7 +151,7 @@ def _batched(t: torch.Tensor) -> torch.Tensor:
     return t if t.ndim == 3 else t.unsqueeze(0)
 
 
-class _Lies(NamedTuple):
+class _Layout(NamedTuple):
     """Layout of ``t[batch, row, column]`` in memory; launches depend on it and on the address, and are cached by it."""
 
     shape: tuple[int, int, int]
@@ -160,13 +160,13 @@ class _Lies(NamedTuple):
     address: int  # modulo 16
 
 
-def _lies(t: torch.Tensor | None) -> _Lies | None:
-    return None if t is None else _Lies(t.shape, t.stride(), t.element_size(), t.data_ptr() % 16)
+def _layout(t: torch.Tensor | None) -> _Layout | None:
+    return None if t is None else _Layout(t.shape, t.stride(), t.element_size(), t.data_ptr() % 16)
 
 
 @_kept
 def _choose(capability, c, a, b, preact, residual, n, activation, backward, batch_invariant, tma) -> GemmConfig:
-    """The configuration of a call; tensors as they lie."""
+    """The configuration of a call; tensors as they are laid out."""
     batch, m, k = a.shape
     of_a = (
         0 if _Matrix(a, k).column_major else k
@@ -195,16 +195,16 @@ class _Matrix:
     ``column_major``: rows are the contiguous dimension. ``vec``: how many elements an access may take (:func:`_order`).
     """
 
-    def __init__(self, lies: _Lies | None, n: int):
+    def __init__(self, layout: _Layout | None, n: int):
         self.column_major, self.vec, self.stride = False, 1, (0, 0, 0)
-        if lies is None:
+        if layout is None:
             return
-        batch, rows, columns = lies.shape
-        self.stride = lies.stride
-        self.column_major, self.vec = _order(lies._replace(shape=(batch, rows, n)))
+        batch, rows, columns = layout.shape
+        self.stride = layout.stride
+        self.column_major, self.vec = _order(layout._replace(shape=(batch, rows, n)))
         if columns > n:
-            second = (lies.address + n * lies.stride[2] * lies.size) % 16
-            self.vec = min(self.vec, _order(lies._replace(shape=(batch, rows, columns - n), address=second))[1])
+            second = (layout.address + n * layout.stride[2] * layout.size) % 16
+            self.vec = min(self.vec, _order(layout._replace(shape=(batch, rows, columns - n), address=second))[1])
 
     def fits_int32(self, box: tuple[int, int]) -> bool:
         """True if offsets within a tile fit 32 bits."""
@@ -213,10 +213,10 @@ class _Matrix:
 
 @_kept
 def _described(
-    results: tuple[_Lies | None, _Lies | None, _Lies | None], n: int, box: tuple[int, int]
+    results: tuple[_Layout | None, _Layout | None, _Layout | None], n: int, box: tuple[int, int]
 ) -> dict[str, object]:
     """The arguments of both kernels that describe result, pre-activation and residual."""
-    matrices = [_Matrix(lies, n) for lies in results]
+    matrices = [_Matrix(layout, n) for layout in results]
     described: dict[str, object] = {"WIDE": not all(matrix.fits_int32(box) for matrix in matrices)}
     for name, matrix in zip("czr", matrices, strict=True):
         described |= {f"stride_{name}{dim}": stride for dim, stride in zip("bmn", matrix.stride, strict=True)}
@@ -227,13 +227,13 @@ def _described(
 @_kept
 def _arguments(
     config: GemmConfig,
-    a: _Lies,
-    b: _Lies,
-    results: tuple[_Lies | None, _Lies | None, _Lies | None],
+    a: _Layout,
+    b: _Layout,
+    results: tuple[_Layout | None, _Layout | None, _Layout | None],
     n: int,
     k_split: int,
 ) -> tuple[tuple[int], dict[str, object]]:
-    """Grid and arguments of gemm_kernel that follow from how the tensors lie."""
+    """Grid and arguments of gemm_kernel that follow from the layout of the tensors."""
     batch, m, k = a.shape
     first, second = _Matrix(a, k), _Matrix(b, n)
     a_box, b_box = (config.block_m, config.block_k), (config.block_k, config.block_n)
@@ -269,14 +269,14 @@ def _launch(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
-    results: tuple[_Lies | None, _Lies | None, _Lies | None],
+    results: tuple[_Layout | None, _Layout | None, _Layout | None],
     epilogue: dict[str, object],
     n: int,
     k_split: int,
     chained: bool = False,
 ) -> None:
     """One program for each tile of n columns and each split of ``k_split`` terms."""
-    grid, arguments = _arguments(config, _lies(a), _lies(b), results, n, k_split)
+    grid, arguments = _arguments(config, _layout(a), _layout(b), results, n, k_split)
     if arguments["TMA"]:
         a = _descriptor(a, arguments["A_COLUMN_MAJOR"], (config.block_m, config.block_k))
         b = _descriptor(b, arguments["B_COLUMN_MAJOR"], (config.block_k, config.block_n))
@@ -287,7 +287,7 @@ def _launch_split(config, a, b, c, results, epilogue, n: int, k_split: int, spli
     """The product in ``splits`` parts of K, whose sums a second kernel adds in order before its epilogue."""
     batch, m, columns = c.shape[0], a.shape[1], b.shape[2]
     partials = torch.empty(splits * batch, m, columns, dtype=torch.float32, device=c.device)
-    _launch(config, a, b, partials, (_lies(partials), None, None), _PLAIN, columns, k_split)
+    _launch(config, a, b, partials, (_layout(partials), None, None), _PLAIN, columns, k_split)
     block_m, block_n = _FINISH_BLOCK
     finish_kernel[(batch * triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)](
         partials,
@@ -306,7 +306,7 @@ def _launch_split(config, a, b, c, results, epilogue, n: int, k_split: int, spli
     )
 
 
-def _order(t: _Lies) -> tuple[bool, int]:
+def _order(t: _Layout) -> tuple[bool, int]:
     """True if rows are the contiguous dimension of ``t[batch, row, column]``, and how many elements an access may take.
 
     That number is a power of two of at most 16 bytes. It divides the extent of the contiguous dimension, the other strides and the
@@ -325,7 +325,7 @@ def _order(t: _Lies) -> tuple[bool, int]:
     return column_major, math.gcd(16 // t.size, extent, t.address // t.size, *steps)
 
 
-def _fits_tma(t: _Lies, column_major: bool) -> bool:
+def _fits_tma(t: _Layout, column_major: bool) -> bool:
     """True if a TMA descriptor can describe ``t[batch, row, column]``: 16-byte aligned, no overlap, coordinates of 32 bits."""
     (batch, outer, inner), (batch_stride, outer_stride, inner_stride) = t.shape, t.stride
     if column_major:
@@ -345,7 +345,7 @@ def _fits_tma(t: _Lies, column_major: bool) -> bool:
 
 
 @_kept
-def _tma_order(t: _Lies, n: int) -> tuple[bool, bool]:
+def _tma_order(t: _Layout, n: int) -> tuple[bool, bool]:
     column_major = _Matrix(t, n).column_major
     return column_major, _fits_tma(t, column_major)
 
@@ -354,7 +354,7 @@ def _for_tma(t: torch.Tensor, n: int) -> torch.Tensor:
     """``t``, or a copy in the same order whose lines begin at multiples of 16 bytes, long ones at lines of L2 (gemm_repack_pitch in
     csrc/gemm/sm90/repack.h): loads of 2 bytes cannot be asynchronous, and a tile is read once for each tile of the other operand. Nothing
     reads the padding."""
-    column_major, fits = _tma_order(_lies(t), n)
+    column_major, fits = _tma_order(_layout(t), n)
     if fits or t.numel() == 0:
         return t
     lines = t.mT if column_major else t

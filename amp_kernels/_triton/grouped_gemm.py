@@ -2,7 +2,7 @@
 
 Every program reads the ends of all groups at once, into registers, and finds its group from them: a prefix maximum clamps them, a prefix
 sum counts the tiles. So nothing waits for a chain of loads, and the grid depends on shapes alone: with rows it has the most tiles that
-any ends could make, ``T // BLOCK_M`` and one more for each group and for the rows behind the last end, which some programs fill with
+any ends could make, ``T // BLOCK_M`` and one more for each group and for the rows past the last end, which some programs fill with
 zeros. The work is 2 T K N flops, of which a group's last tile wastes half a tile of rows on average.
 
 Traps:
@@ -28,7 +28,7 @@ from .._raw.grouped_gemm import (
 )
 from ._autotune import GemmConfig, gemm_config
 from ._gemm_epilogue import STRIDES_OF_RESULTS, finish, store_tile
-from .gemm import _batched, _described, _lies, _Matrix
+from .gemm import _batched, _described, _layout, _Matrix
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def _larger(x, y):
 
 @triton.jit
 def _ends(offs, stride, first, groups, total, GROUPS: tl.constexpr):
-    """Ends of the groups from number ``first`` on, clamped to [previous, total]: 0 before the first one, the last one's behind it."""
+    """Ends of the groups from number ``first`` on, clamped to [previous, total]: 0 before the first one, past it the last one's."""
     g = first + tl.arange(0, GROUPS)
     found = tl.load(offs + g.to(tl.int64) * stride, mask=(g >= 0) & (g < groups), other=0)
     return tl.associative_scan(tl.minimum(tl.maximum(found, 0), total), 0, _larger)
@@ -46,17 +46,17 @@ def _ends(offs, stride, first, groups, total, GROUPS: tl.constexpr):
 
 @triton.jit
 def _group_of_rows(offs, stride_offs, groups, M, row_tile, BLOCK_M: tl.constexpr, GROUPS: tl.constexpr):
-    """Group, first row and end of a tile of rows; the group is GROUPS behind the last end."""
+    """Group, first row and end of a tile of rows; the group is GROUPS past the last end."""
     ends = _ends(offs, stride_offs, 0, groups, M, GROUPS)
     begins = _ends(offs, stride_offs, -1, groups, M, GROUPS)
     tiles = tl.cdiv(ends - begins, BLOCK_M)
     through = tl.cumsum(tiles, 0)
     group = tl.sum((through <= row_tile).to(tl.int32), 0)
     here = tl.arange(0, GROUPS) == group
-    behind = group == GROUPS
-    first_tile = tl.where(behind, tl.sum(tiles, 0), tl.sum(tl.where(here, through - tiles, 0), 0))
-    begin = tl.where(behind, tl.max(ends, 0), tl.sum(tl.where(here, begins, 0), 0))
-    end = tl.where(behind, M, tl.sum(tl.where(here, ends, 0), 0))
+    is_past = group == GROUPS
+    first_tile = tl.where(is_past, tl.sum(tiles, 0), tl.sum(tl.where(here, through - tiles, 0), 0))
+    begin = tl.where(is_past, tl.max(ends, 0), tl.sum(tl.where(here, begins, 0), 0))
+    end = tl.where(is_past, M, tl.sum(tl.where(here, ends, 0), 0))
     return group, begin + (row_tile - first_tile) * BLOCK_M, end
 
 
@@ -239,7 +239,7 @@ def _run(
     if c.numel() == 0:
         return
     (m, k), n, groups, sums = a.shape, c.shape[-1], offs.shape[0], b.ndim == 2
-    results = (_lies(_batched(c)), *(None if t is None else _lies(_batched(t)) for t in (preact, residual)))
+    results = (_layout(_batched(c)), *(None if t is None else _layout(_batched(t)) for t in (preact, residual)))
     if config is None:
         config = _config(a, b, results, n, groups, activation, batch_invariant)
     tiles = groups * triton.cdiv(m, config.block_m) if sums else m // config.block_m + groups + 1
@@ -272,7 +272,7 @@ def _config(a, b, results, n: int, groups: int, activation: str, batch_invariant
         batch=groups,
         out_bytes=sum(t.shape[2] // n * t.size for t in results if t is not None),
         capability=torch.cuda.get_device_capability(a.device) if a.is_cuda else (8, 0),
-        vec=min(_Matrix(_lies(_batched(a)), k).vec, _Matrix(_lies(_batched(b)), n).vec),
+        vec=min(_Matrix(_layout(_batched(a)), k).vec, _Matrix(_layout(_batched(b)), n).vec),
         full_epilogue=results[1] is not None or results[2] is not None or activation not in ("none", "relu"),
         gated=activation in GATED,
         batch_invariant=batch_invariant,

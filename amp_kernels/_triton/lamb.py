@@ -5,7 +5,7 @@ two passes over the parameters, with the tables of ``_update.py``; the first is 
 weights and directions, in double, in the unit's slot. ``rates_kernel``, one program a parameter, adds the slots of its
 units, always in the same order, and writes the length of its step into its row. ``update_kernel`` then reads moments and
 weight and writes the weight. It computes the direction from the moments as stored, so the first pass also rounds them
-before it goes on.
+before it continues.
 
 Work: 14 bytes (split master, bf16 moments, 16-bit gradient) to 24 bytes (fp32 throughout) an element in the first pass, 12 to
 18 in the second; some forty instructions in each, two of them divisions.
@@ -22,6 +22,7 @@ from .._updates.state import ADAPT_ALL, NO_BIAS_CORRECTION
 from . import _tables, _update
 from ._tables import UNIT, find_span, unit_ends
 from ._update_kernels import (
+    COUNTER,
     FIRST_OPERAND,
     ROW,
     SCALARS,
@@ -195,7 +196,7 @@ def rates_kernel(
             return
     else:
         weight_sq, direction_sq = tl.load(squares + 2 * place), tl.load(squares + 2 * place + 1)
-    group = groups + tl.load(counters + place * 3 + 1) * GROUP_COLUMNS
+    group = groups + tl.load(counters + place * COUNTER + 1) * GROUP_COLUMNS
     lr = learning_rate(group, LRS)
     shared = rows + place * ROW
     adapts = (tl.load(shared + ADAPT) != 0.0) & (weight_sq != 0.0) & (direction_sq != 0.0)  # NaN adapts, and stays

@@ -33,7 +33,7 @@ def _mask_offset(index, middle, inner, outer_stride, middle_stride, inner_stride
 
 @triton.jit
 def _take(x, row, mask, column, columns):
-    """Elements of a row; -inf beside it and where the mask leaves out."""
+    """Elements of a row; -inf past its end and where the mask is false."""
     inside = column < columns
     v = tl.load(x + row + column, mask=inside, other=-INFINITY).to(tl.float32)
     if mask is not None:

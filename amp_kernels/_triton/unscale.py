@@ -1,4 +1,4 @@
-"""unscale_ in Triton: a list of gradients of any dtypes multiplied by the inverse loss scale where they lie, and tested.
+"""unscale_ in Triton: a list of gradients of any dtypes multiplied by the inverse loss scale in place, and tested.
 
 Work: 4 bytes (16-bit) to 16 bytes (fp64) an element, read once and written once: bandwidth is the limit. A persistent
 grid walks over the whole list (``_tables.py``). The stored value is tested: a product that fits

@@ -6,7 +6,7 @@ With ``g`` the effective gradient::
     p -= lr / (1 - beta1**step) * m / (sqrt(v) / sqrt(1 - beta2**step) + eps)
 
 the order of operations of :class:`torch.optim.AdamW`'s single-tensor form (Loshchilov and Hutter, ICLR 2019); with
-AMSGrad (Reddi et al., ICLR 2018) ``v_max = max(v_max, v)``, the optional moment, stands under the root. Flags: 1
+AMSGrad (Reddi et al., ICLR 2018) ``v_max = max(v_max, v)``, the optional moment, is under the root. Flags: 1
 (maximize), 4 (coupled L2 decay: Adam instead of AdamW), 8 (stochastic rounding), 64 (cautious: ``m`` counts as 0 in the weight's
 update where ``m * g <= 0``).
 """

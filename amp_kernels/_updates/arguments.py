@@ -28,7 +28,8 @@ class UpdateArguments(NamedTuple):
         masters: per block float32 masters, or int16 or int8 remainders of 16-bit params, or 0 elements; updated.
         shadows: per block a float16 or bfloat16 copy of float32 params, or 0 elements; overwritten.
         emas: per block float32 exponential moving averages of the float32 weights, or 0 elements; updated.
-        layout: int64 ``[n, 5]`` on the CPU, row ``(block, offset, slot, group, index)`` for each param (:mod:`.state`).
+        layout: int64 ``[n, 7]`` on the CPU, row ``(block, offset, slot, group, index, width, pitch)`` for each param
+            (:mod:`.state`).
         lrs: empty, or one float32 scalar per group that replaces ``lr`` and is read on the device.
         weight_decays: empty, or one float64 scalar per group that replaces ``weight_decay`` and is read on the device.
         grad_scale: loss scale that the grads still carry, float32 scalar; ``None`` means 1.

@@ -64,7 +64,7 @@ class UpdateOp:
     The effective gradient is ``grad / grad_scale * clip`` with ``clip = min(1, max_norm / (sqrt(sum_sq) + 1e-6))`` (the
     formula of :func:`torch.nn.utils.clip_grad_norm_`). Arithmetic is float32 whatever is stored. The weight that a rule
     changes is the float32 master if there is one; parameter and shadow receive it rounded, and the average becomes
-    ``ema += (1 - ema_decay) * (weight - ema)``. State lies as :mod:`.state` says.
+    ``ema += (1 - ema_decay) * (weight - ema)``. State is laid out as :mod:`.state` says.
 
     Args: those of :class:`UpdateArguments`, which the kernels check (csrc/update/call.h).
     """
@@ -139,7 +139,7 @@ class _Param:
     """One parameter of a step: weight, gradient, moments and step counter, and ``o`` for its rule."""
 
     def __init__(self, declared: Declaration, arguments: UpdateArguments, i: int, row: list[int]):
-        block, _, slot, group, _ = row
+        block, _, slot, group, *_ = row
         blocks, count = len(arguments.steps), len(declared.options)
         self.grad, self.counter = arguments.grads[i], arguments.steps[block][slot]
         of_group = arguments.options[group * count : (group + 1) * count]

@@ -77,7 +77,7 @@ class Blocks:
         #: By kind, then by block.
         self.moments: list[list[Tensor]] = [[] for _ in declared.moments]
         self.steps, self.masters, self.shadows, self.emas = ([] for _ in range(4))
-        rows: list[tuple[int, int, int, int, int]] = []
+        rows: list[tuple[int, ...]] = []
         for block, kind in enumerate(kinds):
             offsets = [start]
             for shape in shapes:
@@ -100,7 +100,7 @@ class Blocks:
                     master[part] = flat(weight)
                 self.params.append(param)
                 self.grads.append(grad.to(grad_dtype or kind.param))
-                rows.append((block, offset, slot, block, 7 * len(rows)))
+                rows.append((block, offset, slot, block, 7 * len(rows), 0, 0))
             self.masters.append(master)
             self.shadows.append(
                 torch.full((total if kind.shadow else 0,), torch.nan, dtype=kind.shadow or torch.float16)

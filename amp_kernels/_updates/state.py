@@ -2,11 +2,13 @@
 
 Parameters and gradients are lists of tensors. Everything else is in flat 1-D buffers: a *block* is a set of parameters
 of one device, dtype and group, and holds one buffer per kind of state (moments, masters, shadows) plus one step counter
-per parameter. ``layout`` is an int64 CPU tensor ``[n, 5]``. Its row ``i`` is ``(block, offset, slot, group, index)``: the
-state of parameter ``i`` is ``buffer[offset : offset + numel]`` in each buffer of ``block``, its step counter is
+per parameter. ``layout`` is an int64 CPU tensor ``[n, 7]``. Its row ``i`` is ``(block, offset, slot, group, index, width,
+pitch)``: the state of parameter ``i`` is ``buffer[offset : offset + numel]`` in each buffer of ``block``, its step counter is
 ``steps[slot]``, its hyper-parameters are those of ``group``. ``index`` is part of the key of its random bits: its number in
 the optimizer, below 2^32, plus 2^32 times the block of 32 elements with which this piece of it begins, 0 for a whole
-parameter (:mod:`.._raw._stochastic`). Elements are taken in memory order, so state and parameter match whatever the
+parameter (:mod:`.._raw._stochastic`). A piece within the rows of a matrix, such as a column shard, has ``width`` elements of
+each row of ``pitch`` elements, both multiples of 32, and the random bits of these elements; other pieces are consecutive
+elements, with 0 and 0. Elements are taken in memory order, so state and parameter match whatever the
 strides.
 
 A buffer with 0 elements means the block has no such state. Moments in uint8 are in 8 bits (:mod:`.._raw._block8`), rounded
@@ -19,7 +21,7 @@ masters that are rounded stochastically to 24 bits; without one the parameter is
 the flag ``STOCHASTIC`` of its group, stochastically (:mod:`.._raw._stochastic`). Shadows: float16 or bfloat16 copies of
 float32 parameters. Emas: float32 exponential moving averages of the float32 weights.
 
-Optimizers pass a *table* instead of lists and layout, to private ops: int64 ``[n, 12]`` on the CPU, a row is ``(address of
+Optimizers pass a *table* instead of lists and layout, to private ops: int64 ``[n, 14]`` on the CPU, a row is ``(address of
 the parameter, address of the gradient, numel, dtype of the parameter, dtype of the gradient)``, the row of the layout, and
 the last two dimensions of the parameter (1 for a dimension that it lacks). That saves some 140 ns a tensor and list. An
 address cannot be checked: :mod:`amp_kernels.optim._launches` makes the tables, and no public op takes one.
@@ -43,9 +45,9 @@ from .arguments import UpdateArguments
 
 # A group's flags.
 MAXIMIZE, NESTEROV, COUPLED_DECAY, STOCHASTIC, NO_BIAS_CORRECTION, ADAPT_ALL, CAUTIOUS = (1 << k for k in range(7))
-MAX_SEED = MAX_INDEX = 2**63 - 1
+MAX_SEED = 2**63 - 1
 
-TABLE_COLUMNS, TABLE_GRAD = 12, 1  # csrc/base/tensor_table.h
+TABLE_COLUMNS, TABLE_GRAD, TABLE_LAYOUT = 14, 1, slice(5, 12)  # csrc/base/tensor_table.h
 TABLE_DTYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}  # torch's own numbers
 
 
@@ -157,12 +159,12 @@ class Moment:
     @classmethod
     def at(cls, a: UpdateArguments, i: int, row: Sequence[int], step: Tensor, k: int, *, unsigned: bool) -> Moment:
         """Moment number ``k`` of parameter ``i``; ``row`` and ``step`` as in :meth:`Weight.at`."""
-        block, offset, _, _, index = row
+        block, offset, _, _, index, *rows = row
         buffer, n = a.moments[k * len(a.steps) + block], a.params[i].numel()
         code = _block8.SECOND if unsigned else _block8.FIRST
         if buffer.dtype != torch.uint8:
             return cls(buffer[offset : offset + n], None, code, None)
-        random16 = rounding_bits(a.seed, step, index, -(-n // _block8.BLOCK) * _block8.BLOCK, value=1 + k)
+        random16 = rounding_bits(a.seed, step, index, -(-n // _block8.BLOCK) * _block8.BLOCK, 1 + k, *rows)
         return cls(buffer[offset : offset + n], exponents_at(buffer, offset, n), code, random16)
 
     def load(self) -> Tensor:
@@ -194,12 +196,12 @@ class Weight:
     @classmethod
     def at(cls, a: UpdateArguments, i: int, row: Sequence[int], step: Tensor) -> Weight:
         """The weight of parameter ``i``, whose row of the layout is ``row``; ``step``: its count after the increment."""
-        param, (block, offset, _, group, index) = a.params[i], row
+        param, (block, offset, _, group, index, *rows) = a.params[i], row
         n = param.numel()
         master, shadow, ema = (piece(buffers[block], offset, n) for buffers in (a.masters, a.shadows, a.emas))
         short = master is not None and master.dtype == torch.int8
         stochastic = short or (a.flags[group] & STOCHASTIC and master is None and param.dtype in HALF_DTYPES)
-        random16 = rounding_bits(a.seed, step, index, n) if stochastic else None
+        random16 = rounding_bits(a.seed, step, index, n, 0, *rows) if stochastic else None
         return cls(lists.flat(param), master, shadow, ema, a.ema_decay[group], random16)
 
     def load(self) -> Tensor:

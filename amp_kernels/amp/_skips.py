@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from .._checks import lists
 from .._dispatch.capture import is_capturing
-from .._dispatch.devices import at, largest_flag
+from .._dispatch.devices import at, largest_flag, restorer
 from .._raw.check_and_norm import check_and_norm
 from .._sharding.agreement import Agreement
 from .._sharding.local import local
@@ -159,12 +159,10 @@ class SkipRecord:
     def snapshot(self) -> Callable[[], None]:
         """Copy all counters. Returns a function that restores them."""
         before = dict(self._taken)
-        counters = [counter for counter in (self.pair, *before.values()) if counter is not None]
-        values = [counter.clone() for counter in counters]
+        restore_counters = restorer(counter for counter in (self.pair, *before.values()) if counter is not None)
 
         def restore() -> None:
-            for counter, value in zip(counters, values, strict=True):
-                counter.copy_(value)
+            restore_counters()
             for optimizer, counter in self._taken.items() if self._taken else ():
                 if counter is not None and before.get(optimizer) is None:
                     counter.zero_()  # made since then

@@ -17,11 +17,13 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler as _GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.distributed import ProcessGroup
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from .._checks import lists
+from .._checks.types import check_device_type
 from .._dispatch.compiled import CompiledHandle, HasCompiledCalls, compiled_call
-from .._dispatch.devices import at
+from .._dispatch.devices import at, restorer
 from .._dispatch.switch import is_enabled
 from .._sharding.agreement import Agreement
 from .._sharding.zero import inner_optimizer
@@ -107,20 +109,11 @@ class GradScaler(HasCompiledCalls, _GradScaler):
         max_consecutive_skips: int | None = None,
         shard_group: ProcessGroup | None = None,
     ) -> None:
-        message = f"GradScaler: device is {device!r}; accepted: a device type such as 'cuda' or 'cpu'"
-        if not isinstance(device, str):  # torch.cuda.amp.GradScaler begins with init_scale
-            raise TypeError(message)
-        try:
-            torch.device(device)
-        except RuntimeError:
-            raise ValueError(message) from None
+        check_device_type("GradScaler", device)  # torch.cuda.amp.GradScaler begins with init_scale
         enabled = enabled and is_enabled()
         # Set these even when disabled, so that torch's getters work.
-        self._growth_factor, self._backoff_factor, self._growth_interval = (
-            growth_factor,
-            backoff_factor,
-            growth_interval,
-        )
+        self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
+        self._growth_interval = growth_interval
         if enabled:
             check_factors(growth_factor, backoff_factor)
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
@@ -255,17 +248,14 @@ class GradScaler(HasCompiledCalls, _GradScaler):
             if record_of(self._per_optimizer_states, optimizer)["stage"] is OptState.STEPPED:
                 raise RuntimeError("step() has already been called since the last update().")
         self._last_sum_sq = self._last_norm = None
-        inner = inner_optimizer(optimizer)
-        if isinstance(inner, FusedOptimizer):
+        if isinstance(inner := inner_optimizer(optimizer), FusedOptimizer):
             return self._step_ours(optimizer, inner, max_norm, args, kwargs)
         if max_norm is not None:
             if self._enabled and self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
                 self.unscale_(optimizer)
             params = [p for group in optimizer.param_groups for p in group["params"]]
             agreement = self._agreement(optimizer)
-            self._last_norm = (
-                clip(params, agreement, max_norm) if agreement else torch.nn.utils.clip_grad_norm_(params, max_norm)
-            )
+            self._last_norm = clip(params, agreement, max_norm) if agreement else clip_grad_norm_(params, max_norm)
         takes_scale = self._enabled and getattr(optimizer, "_step_supports_amp_scaling", False)
         if takes_scale and "grad_scaler" not in inspect.signature(optimizer.step).parameters:
             return self._step_fused(optimizer, args, kwargs)
@@ -363,8 +353,7 @@ class GradScaler(HasCompiledCalls, _GradScaler):
 
     def state_dict(self) -> dict[str, Any]:
         """torch's entries and those of this class, as numbers (host sync); torch's scaler loads it. Empty if disabled."""
-        state = super().state_dict()
-        if state:
+        if state := super().state_dict():
             skipped, consecutive = self.skips.counts()
             state |= {**self._rule.state_dict(), "_skipped_steps": skipped, "_consecutive_skips": consecutive}
         return state
@@ -391,12 +380,11 @@ class GradScaler(HasCompiledCalls, _GradScaler):
 
     # For graph_step: copies everything that an iteration changes. Returns a function that restores it.
     def snapshot(self) -> Callable[[], None]:
-        tensors = [(tensor, tensor.clone()) for tensor in self.written_tensors()]
-        restore_skips, records = self.skips.snapshot(), dict(self._per_optimizer_states)
+        restore_tensors, restore_skips = restorer(self.written_tensors()), self.skips.snapshot()
+        records = dict(self._per_optimizer_states)
 
         def restore() -> None:
-            for tensor, value in tensors:
-                tensor.copy_(value)
+            restore_tensors()
             restore_skips()
             self._per_optimizer_states.clear()
             self._per_optimizer_states.update(records)

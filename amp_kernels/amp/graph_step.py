@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .._checks import lists
 from .._checks.types import type_name
 from .._dispatch.capture import capture, rehearsal
+from .._dispatch.devices import restorer
 from .._dispatch.walks import identical
 from ..optim._base import FusedOptimizer
 from .grad_scaler import GradScaler
@@ -279,8 +280,8 @@ class Before:
             scaler.scale(torch.ones((), device=params[0].device))  # makes what it has on the device
             self._restore_scaler = scaler.snapshot()
         own = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *params, *rates)}
-        self._tensors = [(tensor, tensor.detach().clone()) for tensor in own.values()]
-        self._grads = [(param, param.grad, None if param.grad is None else param.grad.clone()) for param in params]
+        self._grads = [(param, param.grad) for param in params]
+        self._restore_tensors = restorer([*own.values(), *(grad for _, grad in self._grads if grad is not None)])
         self._has_state = False
         devices = {param.device for param in params if param.is_cuda}
         self._pythons = random.getstate()
@@ -297,12 +298,9 @@ class Before:
 
     @torch.no_grad()
     def restore(self) -> None:
-        for tensor, value in self._tensors:
-            tensor.copy_(value)
-        for param, grad, value in self._grads:
+        self._restore_tensors()
+        for param, grad in self._grads:
             param.grad = grad
-            if grad is not None:
-                grad.copy_(value)
         self._restore_state()
         self._optimizer.store.mark_clean()
         self._restore_scaler()

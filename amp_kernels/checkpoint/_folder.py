@@ -126,9 +126,9 @@ def remove_all_but(keep: int, folder: Path) -> None:
 def refused(path: Path, reason: Any) -> ValueError:
     """The error for an unusable file; names the newest intact one in its folder."""
     previous = _newest_whole(other for other in newest_first(path.parent) if other != path)
-    beside = (
+    saved = (
         "its folder has no intact checkpoint"
         if previous is None
         else f"the newest intact checkpoint in its folder is {previous}"
     )
-    return ValueError(f"checkpoint.load: {path} cannot be loaded: {reason}; {beside}")
+    return ValueError(f"checkpoint.load: {path} cannot be loaded: {reason}; {saved}")

@@ -107,7 +107,7 @@ def tuned(
     timer: Timer,
     chip: dict[str, int] | None = None,
 ) -> profile.Profile:
-    """The machine's profile with these products decided anew. A backend that fails for a product is left out of it. ``chip``: the GPU
+    """The machine's profile with these products decided again. A backend that fails for a product is left out of it. ``chip``: the GPU
     as the planner knows it; without one no plans are tried."""
     found = profile.read(machine)
     for call in progress(calls):
@@ -129,7 +129,7 @@ def tuned(
 
 
 def plans_of(call: ProductCall, chip: dict[str, int]) -> dict[str, list[int]]:
-    """Plans for a product by name, beside the planner's own: the fastest by its model. None for operands that are copied first."""
+    """Plans for a product by name, in addition to the planner's own: the fastest by its model. None for operands that are copied first."""
     host = _rates.planner()
     if host is None:
         return {}

@@ -17,7 +17,7 @@ from .._checks.lists import KERNEL_DTYPES
 from .._checks.operands import check_tensor
 from .._raw import cross_entropy_rows
 from .._sharding.local import is_dtensor, local
-from ..ops.cross_entropy import Options, check_options, denominator, once, reduced, row_factors
+from ..ops._loss import Options, check_options, denominator, once, reduced, row_factors
 
 _OP = "vocab_parallel_cross_entropy"
 _IGNORED = -1  # ignore_index of the raw op: such rows have zero loss and gradient
@@ -140,7 +140,7 @@ class _VocabParallel(torch.autograd.Function):
         loss = torch.where(outside, torch.nan, log_total - wanted + options.z_loss * lse * lse)
         loss = torch.where(counted, loss, 0.0)
         divisor = denominator(target, None, options) if reduction == "mean" else None
-        ctx.options, ctx.reduction, ctx.classes = options, reduction, classes
+        ctx.options, ctx.classes = options, classes
         # log_softmax over all classes is the kernel's, over this rank's classes, plus this:
         share = log_sum + (largest - lse)
         ctx.save_for_backward(logits, top, here, counted, inside, outside, largest, lse, share, divisor)
@@ -151,7 +151,7 @@ class _VocabParallel(torch.autograd.Function):
         once(_OP)
         logits, top, here, counted, inside, outside, largest, lse, share, divisor = ctx.saved_tensors
         smoothing = ctx.options.label_smoothing
-        factor = row_factors(logits.shape[0], ctx.reduction, divisor, grad_loss, logits.device)
+        factor = row_factors(logits.shape[0], divisor, grad_loss, logits.device)
         slope = factor * (1 + 2 * ctx.options.z_loss * lse)
         each = factor * (smoothing / ctx.classes)  # the uniform part
         # The kernel's gradient is softmax over this rank's classes, minus 1 at the largest; that element is corrected below.

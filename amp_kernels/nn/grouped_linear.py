@@ -23,7 +23,7 @@ class GroupedLinear(torch.nn.Module):
     Parameters are uniform within ``1 / sqrt(in_features)``, as those of torch.nn.Linear.
 
     ``forward(x, offs)``: ``[T, in_features]`` and int32 ``[num_groups]``, the exclusive end of each group's rows, to
-    ``[T, out_features]``. Rows behind the last end are zero. ``forward(x, offs, gather=, scatter=, weights=)`` takes the rows of tokens
+    ``[T, out_features]``. Rows past the last end are zero. ``forward(x, offs, gather=, scatter=, weights=)`` takes the rows of tokens
     and returns their weighted sums, as :func:`amp_kernels.grouped_mm` does.
 
     Raises:

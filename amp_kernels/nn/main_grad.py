@@ -61,7 +61,7 @@ def accumulate_fp32(model: torch.nn.Module) -> AccumulateFp32:
     autograd accumulates into; biases of these modules get their fp32 sums without rounding.
 
     Within :func:`amp_kernels.batch_invariant` the gradients of these weights, of their modules' biases and of the weights and
-    biases of :class:`amp_kernels.nn.LayerNorm` and :class:`amp_kernels.nn.RMSNorm` go on from ``main_grad``, token after token: any
+    biases of :class:`amp_kernels.nn.LayerNorm` and :class:`amp_kernels.nn.RMSNorm` continue from ``main_grad``, token after token: any
     split into micro-batches of multiples of 64 tokens gives the bits of one pass.
 
     Notes:

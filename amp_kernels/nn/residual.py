@@ -31,7 +31,7 @@ Plan = dict[Key, Successor]
 
 _ADDITIONS = (Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add)
 _SUM = "+"  # ends the path of a sum
-INPUT = _SUM  # the path of an argument, which is rather a stream than a branch
+INPUT = _SUM  # the path of an argument, which is a stream, not a branch
 _PLAN = "_amp_kernels_plan"  # attribute of a block
 
 

@@ -180,7 +180,7 @@ def _preactivation_gradient(options: Options, grad, grad_preact, preact) -> torc
     if preact is not None and preact.dtype not in KERNEL_DTYPES:  # fp64, whose derivatives are torch's
         dz = None if grad is None else activation_backward.DERIVATIVES[options.activation](grad, preact)
         return add_gradient(dz, grad_preact, preact.dtype)
-    dz = preactivation_gradient(options.activation, grad, grad_preact, preact)
+    dz, _ = preactivation_gradient(options.activation, grad, grad_preact, preact)
     return None if dz is None else cast(dz, options.dtype)
 
 

@@ -44,7 +44,7 @@ class Linear(torch.autograd.Function):
             _main_grad.prepare(bias)
         ctx.x_shape = x.shape
         ctx.dtypes = x.dtype, gradient_dtype(weight), None if bias is None else gradient_dtype(bias)
-        # The fp32 weight is kept beside its shadow for a recorded backward, which must reach the weight itself.
+        # The fp32 weight is kept with its shadow for a recorded backward, which must reach the weight itself.
         ctx.save_for_backward(
             x16 if needs_weight else None,
             weight16 if needs_x else None,
@@ -76,14 +76,15 @@ class Linear(torch.autograd.Function):
 def _gradients(
     grads, saved, needs_input_grad, dtypes, x_shape, activation, batch_invariant=0, ctx=None
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of x, weight and bias. ``grads`` and ``saved`` stand in the order of :class:`Linear`, whose node is ``ctx``."""
+    """The gradients of x, weight and bias. ``grads`` and ``saved`` are in the order of :class:`Linear`, whose node is ``ctx``."""
     grad, grad_preact, grad_x16, grad_weight16 = grads
     x16, weight16, preact, weight = saved
     x_dtype, weight_dtype, bias_dtype = dtypes
     needs_x, needs_weight, needs_bias = needs_input_grad[:3]
     if weight is not None and torch.is_grad_enabled():
         weight16 = weight.to(weight16.dtype)
-    dz = preactivation_gradient(activation, grad, grad_preact, preact)
+    sums_rows = needs_bias and batch_invariant == 0
+    dz, sums = preactivation_gradient(activation, grad, grad_preact, preact, sums_rows)
     grad_x = grad_weight = grad_bias = None
     if dz is not None:
         dz = flat(dz)
@@ -92,7 +93,9 @@ def _gradients(
             grad_x = grad_x if len(x_shape) == 2 else grad_x.view(x_shape)
         if needs_weight:
             grad_weight = weight_gradient(ctx, 1, dz, flat(x16), weight_dtype, batch_invariant)
-        if needs_bias:
+        if sums is not None:
+            grad_bias = cast(sums, bias_dtype)
+        elif needs_bias:
             grad_bias = bias_gradient(ctx, 2, dz, bias_dtype, batch_invariant)
     return add_gradient(grad_x, grad_x16, x_dtype), add_gradient(grad_weight, grad_weight16, weight_dtype), grad_bias
 
@@ -144,16 +147,18 @@ def bias_gradient(
 
 
 def preactivation_gradient(
-    activation: str, grad: Tensor | None, grad_preact: Tensor | None, preact: Tensor | None
-) -> Tensor | None:
-    """The gradient of ``z``; ``grad_preact`` is what a differentiated backward sent to ``z`` directly."""
+    activation: str, grad: Tensor | None, grad_preact: Tensor | None, preact: Tensor | None, with_sums: bool = False
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradient of ``z``, and the sums of its rows if they are wanted and come from the same pass; ``grad_preact`` is what a
+    differentiated backward sent to ``z`` directly."""
     if grad is None or activation == "none":
-        return grad if grad is not None else grad_preact
+        return grad if grad is not None else grad_preact, None
     if torch.is_grad_enabled():
-        dz = activation_backward.differentiable(grad, preact, activation)
+        dz, sums = activation_backward.differentiable(grad, preact, activation), None
     else:
-        dz = activation_backward.op(grad, preact, activation=activation)
-    return add_gradient(dz, grad_preact, dz.dtype)
+        with_sums = with_sums and grad_preact is None
+        dz, sums = activation_backward.op(grad, preact, activation=activation, bias_grad=with_sums)
+    return add_gradient(dz, grad_preact, dz.dtype), sums
 
 
 # ---- a result that is split

@@ -144,7 +144,7 @@ def into(ctx: torch.autograd.function.FunctionCtx, position: int, add_to: AddTo)
 def accumulate(
     ctx: torch.autograd.function.FunctionCtx, position: int, dz: Tensor, x: Tensor, chained: bool = False
 ) -> Tensor | None:
-    """:func:`into` of ``dz^T @ x``. ``chained``: the sum over the rows goes on from what ``main_grad`` holds."""
+    """:func:`into` of ``dz^T @ x``. ``chained``: the sum over the rows continues from what ``main_grad`` holds."""
     options = {"batch_invariant": True} if chained else {}
 
     def add_to(main: Tensor, fresh: bool) -> None:

@@ -155,7 +155,7 @@ def differentiable_product(
 class Matmul(torch.autograd.Function):
     """``alpha * (a @ b)`` for operands of at least two dimensions that autograd follows.
 
-    A 16-bit copy that the forward makes of an operand is returned beside the result. It is thereby an output of this
+    A 16-bit copy that the forward makes of an operand is returned with the result. So it is an output of this
     node, so a backward that is itself recorded sees that the copy depends on the operand, and the operand's fp32 memory
     need not be kept.
     """

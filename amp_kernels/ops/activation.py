@@ -1,7 +1,7 @@
 """``gelu``, ``silu`` and ``swiglu`` on their own: read and written in the dtype that comes, fp32 inside, one rounding.
 
 After a product the activation belongs into its epilogue (``linear(activation=...)``), which saves this pass over memory; these
-are for where something stands between the two. The op is composite, over the raw ``activation_forward`` and
+are for where something comes between the two. The op is composite, over the raw ``activation_forward`` and
 ``activation_backward``. float64, torch.func transforms, forward-mode AD and compilers take torch's own operations.
 """
 
@@ -37,7 +37,7 @@ class _Activation(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         if torch.is_grad_enabled():
             return activation_backward.differentiable(grad, x, ctx.activation).to(ctx.dtype), None
-        return activation_backward.op(grad, x, activation=ctx.activation).to(ctx.dtype), None
+        return activation_backward.op(grad, x, activation=ctx.activation)[0].to(ctx.dtype), None
 
 
 def _activation(x: Tensor, activation: str) -> Tensor:

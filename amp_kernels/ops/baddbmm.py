@@ -24,7 +24,7 @@ from ._tensors import cast
 
 
 class _Baddbmm(torch.autograd.Function):
-    """The autograd node. The 16-bit copies of a and b are returned beside the result, as in ``matmul``."""
+    """The autograd node. The 16-bit copies of a and b are returned with the result, as in ``matmul``."""
 
     @staticmethod
     def forward(ctx, input, a, b, alpha, beta, dtype, batch_invariant):
@@ -182,7 +182,7 @@ def addmm(
 
     Examples:
         >>> a, b = torch.ones(2, 8, dtype=torch.bfloat16), torch.ones(8, 3, dtype=torch.bfloat16)
-        >>> bias = torch.tensor([1.0, 2.0, 3.0])  # float32 beside 16-bit operands
+        >>> bias = torch.tensor([1.0, 2.0, 3.0])  # float32 with 16-bit operands
         >>> ak.addmm(bias, a, b)
         tensor([[ 9., 10., 11.],
                 [ 9., 10., 11.]], dtype=torch.bfloat16)

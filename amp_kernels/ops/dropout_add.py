@@ -63,7 +63,7 @@ decompose_batches(op)
 
 
 def dropout_add(x: Tensor, residual: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-    """``dropout(x) + residual``: torch.nn.functional.dropout and the addition behind it, in one pass.
+    """``dropout(x) + residual``: torch.nn.functional.dropout and the addition after it, in one pass.
 
     Each element of ``x`` becomes 0 with probability ``p``, or is multiplied by 1 / (1 - p); the sum is taken in fp32 and rounded
     once. No mask is stored: backward makes it again from a seed of 8 bytes, which comes from the default generator of the

@@ -141,7 +141,9 @@ def embedding(
         return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     if is_dtensor(input):
         cut = is_dtensor(weight) and not all(placed.is_replicate() for placed in weight.placements)
-        if cut or max_norm is not None or scale_grad_by_freq:  # the table lies on several ranks, or all rows matter
+        if (
+            cut or max_norm is not None or scale_grad_by_freq
+        ):  # the table is spread over several ranks, or all rows matter
             return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
         return by_rows("embedding", lambda x, w: embedding(x, w, padding_idx), [], [input], [weight])
     padding = -1 if padding_idx is None else padding_idx % rows

@@ -198,7 +198,7 @@ def linear(
             fp32 before the one rounding. ``"swiglu"`` is ``silu(gate) * up``; the first half of the output features are
             the gates.
         split: sizes that add up to ``out_features``: the result is ``linear(...).split(split, -1)``. On Hopper the backward
-            reads the gradients of two or three pieces where they lie, such as attention's of q, k and v, if the sizes are
+            reads the gradients of two or three pieces in place, such as attention's of q, k and v, if the sizes are
             multiples of 64; otherwise it concatenates them once. Without an activation.
 
     Returns:
@@ -211,7 +211,7 @@ def linear(
     ``weight`` in 16 bits, and with an activation the 16-bit pre-activation. A nested or sparse ``x`` runs torch's own
     linear.
 
-    DTensors: each rank multiplies what it holds, placed as torch's linear places it; the ``weight`` stays where it lies. An
+    DTensors: each rank multiplies what it holds, placed as torch's linear places it; the ``weight`` stays in place. An
     activation is fused unless it needs what other ranks have (a sum of summands, the other half of ``"swiglu"``).
 
     Raises:
@@ -279,5 +279,5 @@ def _of_dtensors(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 def _needs_others(weight: torch.Tensor, activation: str) -> bool:
-    """True if the activation of an element needs pre-activations that lie on other ranks."""
+    """True if the activation of an element needs pre-activations that are on other ranks."""
     return any(placed.is_shard(1) or (placed.is_shard(0) and activation in GATED) for placed in weight.placements)

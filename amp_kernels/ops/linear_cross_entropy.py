@@ -36,10 +36,7 @@ from .._sharding.dtensor import is_dtensor
 from . import _main_grad
 from ._autograd import needs_gradient, under_transform
 from ._linear import gradient_dtype
-from ._products import check_blocks, gemm, gemm_options, working_dtype
-from ._shadows import fresh_shadow, with_shadow
-from ._tensors import cast, reshaped
-from .cross_entropy import (
+from ._loss import (
     Options,
     check_options,
     check_target,
@@ -52,6 +49,9 @@ from .cross_entropy import (
     row_factors,
     scaled,
 )
+from ._products import check_blocks, gemm, gemm_options, working_dtype
+from ._shadows import fresh_shadow, with_shadow
+from ._tensors import cast, reshaped
 from .linear import check_shadow
 
 
@@ -122,10 +122,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx.chunk, ctx.batch_invariant = chunk, batch_invariant
         if batch_invariant:
             _main_grad.prepare(bias)
-        ctx.options, ctx.reduction = options, reduction
+        ctx.options = options
         ctx.dtypes = x.dtype, gradient_dtype(weight), None if bias is None else gradient_dtype(bias)
         if ctx.scale == 1.0:
-            factor = row_factors(x.shape[0], reduction, divisor, None, x.device)
+            factor = row_factors(x.shape[0], divisor, None, x.device)
             ctx.save_for_backward(*_gradients(ctx, head, target, class_weight, factor, loss, x.dtype), None)
         elif ctx.scale is not None:
             factor = torch.full((), ctx.scale, dtype=torch.float32, device=x.device).expand(x.shape[0])
@@ -154,7 +154,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             dw = dw if rest is None else rest
         else:
             x, w, bias, target, class_weight, divisor = ctx.saved_tensors
-            factor = row_factors(x.shape[0], ctx.reduction, divisor, grad_loss, x.device)
+            factor = row_factors(x.shape[0], divisor, grad_loss, x.device)
             head = _Head(x, w, bias, ctx.chunk, ctx.batch_invariant)
             loss = torch.empty_like(factor)
             if ctx.batch_invariant:
@@ -189,7 +189,7 @@ def _gradients(ctx, head: _Head, target, class_weight, factor, loss, x_dtype) ->
 
 
 def _chained_gradients(ctx, head: _Head, target, class_weight, factor, loss) -> tuple[Tensor | None, ...]:
-    """The same with sums over the rows whose order no split changes, and which go on from a ``main_grad``."""
+    """The same with sums over the rows whose order no split changes, and which continue from a ``main_grad``."""
     needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
     x_dtype, weight_dtype, bias_dtype = ctx.dtypes
     dx = torch.empty(head.x.shape, dtype=x_dtype, device=head.x.device) if needs_x else None

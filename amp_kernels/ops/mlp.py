@@ -63,7 +63,7 @@ class _Mlp(torch.autograd.Function):
             z if inner else None,
             h if needs_w2 else None,
             w2_16 if inner else None,
-            # The fp32 weights are kept beside their shadows for a recorded backward, which must reach them.
+            # The fp32 weights are kept with their shadows for a recorded backward, which must reach them.
             w1 if needs_x and shadow1 is not None else None,
             w2 if inner and shadow2 is not None else None,
         )
@@ -118,7 +118,7 @@ def _hidden_gradient(grad, grad_h, grad_z, z, w2, activation, needs_sums, batch_
             return None, None
         if batch_invariant > 1:
             dh = product(flat(grad), w2, torch.float32, 1.0, batch_invariant)
-            return activation_backward.op(dh, z, activation=activation), None
+            return activation_backward.op(dh, z, activation=activation)
         sums = needs_sums and not batch_invariant  # its order depends on the number of rows
         return gemm_dact_op(
             flat(grad), w2, z, activation=activation, bias_grad=sums, batch_invariant=bool(batch_invariant)

@@ -4,7 +4,7 @@ With ``A = X X^T`` a step is ``X = (a I + b A + c A^2) X``, of which the product
 (``syrk``). The Gram form iterates on the square of the short side alone and multiplies ``X`` by the product of several
 steps; it has fewer flops for every matrix that is not square, and is taken from an aspect ratio of 1.5 (Dao-AILab,
 gram-newton-schulz). Rounding makes small eigenvalues of ``R = Q X X^T Q`` negative, which the polynomial then magnifies. In
-fp16 the form is as precise as the other one if ``R`` is computed anew after two steps, and after every third from there
+fp16 the form is as precise as the other one if ``R`` is recomputed after two steps, and after every third from there
 on; in bf16, after every second.
 
 Iterates are fp16, whatever the dtype of the input: normalized, they have no use for bf16's exponents. The exception is a

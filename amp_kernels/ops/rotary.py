@@ -1,4 +1,4 @@
-"""``rotary``: rotary position embedding of queries and keys, perhaps behind an RMS norm of each head, in one pass.
+"""``rotary``: rotary position embedding of queries and keys, optionally after an RMS norm of each head, in one pass.
 
 The op is composite, over the raw ``rotary_forward`` and ``rotary_backward``. Under autocast the result has autocast's dtype,
 computed in fp32 from whatever comes in. float64, cosines and sines that require gradients, torch.func transforms, forward-mode AD and

@@ -128,7 +128,7 @@ def route(chosen: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
 
     Returns:
         ``offs``, int32 ``[G]``, the end of each group's rows among ``T * k``; and ``places``, int32 ``[T, k]``, the row of each choice,
-        in the order of tokens within a group, for ``gather`` and ``scatter``. Choices of no group have the rows behind the last
+        in the order of tokens within a group, for ``gather`` and ``scatter``. Choices of no group have the rows past the last
         end, whose results are zero.
 
     Raises:

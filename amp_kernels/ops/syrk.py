@@ -20,7 +20,7 @@ def syrk(a: torch.Tensor, c: torch.Tensor | None = None, *, alpha: float = 1.0, 
     Args:
         a: ``[..., N, K]``, any strides. fp16 and bf16 take this package's kernels, fp32 and fp64 torch's own product.
         c: ``[..., N, N]`` of the shape of ``a @ a^T`` and the dtype of ``a``, any strides. Only its lower triangle
-            matters, so the result is symmetric whatever stands in the upper one.
+            matters, so the result is symmetric whatever the upper one holds.
         alpha: factor of the product.
         beta: factor of ``c``. With 0, ``c`` is not read: NaN and inf in it do not spread.
 

@@ -89,7 +89,7 @@ class Algorithm:
         return values.get("step", 0.0)
 
     def exported(self, values: dict[str, Any], place: Place | None) -> dict[str, Any]:
-        """A parameter's state in a checkpoint; ``place`` is where ``values`` lie, unless the user put them there."""
+        """A parameter's state in a checkpoint; ``place`` is where ``values`` are, unless the user put them there."""
         return values
 
     def option(self, group: dict[str, Any], name: str) -> float:

@@ -1,4 +1,4 @@
-"""Newton-Schulz of matrices whose pieces lie on several ranks.
+"""Newton-Schulz of matrices whose pieces are spread over several ranks.
 
 Each matrix has an owner among the ranks that hold it. An exchange brings the pieces of the iterates to the owners, another one the
 orthogonalized pieces back. Matrices go in two rounds, however many there are, so that those of one round travel while those of

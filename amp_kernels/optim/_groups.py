@@ -266,7 +266,7 @@ class PackedGroups:
 
 
 class HyperParameters:
-    """Packs the numbers of the groups, anew only when one of them was replaced."""
+    """Packs the numbers of the groups again, only when one of them was replaced."""
 
     def __init__(self, algorithm: Algorithm, options: Options, checks: GroupChecks):
         self._algorithm, self._options, self._checks = algorithm, options, checks

@@ -27,7 +27,7 @@ from .._dispatch.walks import bump_versions, identical
 from .._raw._block8 import BLOCK
 from .._sharding.agreement import shard_number
 from .._sharding.local import is_dtensor, local_tensor, spec
-from .._sharding.pieces import first_element
+from .._sharding.pieces import Rows, rows_of
 from .._updates.op import UpdateOp
 from .._updates.state import TABLE_COLUMNS, TABLE_DTYPES, TABLE_GRAD
 from ..ops._shadows import ShadowList
@@ -101,8 +101,8 @@ def make_batches(
         position = {block: i for i, block in enumerate(group_of)}
         rows = []
         for (group, place), index in zip(members, numbers, strict=True):
-            key = random_index(place.param, index, len(params), shard_group)
-            rows.append((position[place.block], place.offset, place.slot, group, key))
+            random = random_place(place.param, index, len(params), shard_group)
+            rows.append((position[place.block], place.offset, place.slot, group, *random))
         batches.append(
             DeviceBatch(
                 device,
@@ -124,18 +124,19 @@ def make_batches(
     return batches
 
 
-def random_index(param: Tensor, number: int, params: int, shard_group: ProcessGroup | None) -> int:
-    """The part of the key of random bits (:mod:`.._updates.state`) that belongs to parameter ``number`` of ``params``.
+def random_place(param: Tensor, number: int, params: int, shard_group: ProcessGroup | None) -> tuple[int, int, int]:
+    """Index, width and pitch (:mod:`.._updates.state`) of the random bits of parameter ``number`` of ``params``.
 
-    Pieces of one parameter must not share bits, and copies must. A piece that begins with a whole block of 32 elements has the
-    bits that its elements have in one process, so that every mesh rounds alike. Other pieces count as further parameters.
+    Pieces of one parameter must not share bits, and copies must. A piece whose rows are whole blocks of 32 elements has the bits
+    that its elements have in one process, so that every mesh rounds alike; so has a piece of consecutive elements that begins
+    with a whole block. Other pieces count as further parameters.
     """
-    first = first_element(param) if is_dtensor(param) else 0
-    if first is None or first % BLOCK:
-        block, shard = 0, shard_number(param, shard_group)
-    else:
-        block, shard = first // BLOCK, 0 if shard_group is None else shard_group.rank()
-    return (number + params * shard) % 2**32 + (block << 32)
+    rows = rows_of(param) if is_dtensor(param) else Rows(0)
+    if rows is not None and all(count % BLOCK == 0 for count in rows):
+        block, shard = rows.first // BLOCK, 0 if shard_group is None else shard_group.rank()
+        return (number + params * shard) % 2**32 + (block << 32), rows.width, rows.pitch
+    within = rows is None or rows.width > 0  # then the first piece has not the bits of the beginning either
+    return (number + params * (shard_number(param, shard_group) + within)) % 2**32, 0, 0
 
 
 _grad = operator.attrgetter("grad")

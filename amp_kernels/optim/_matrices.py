@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._updates.arguments import UpdateArguments
 from .._updates.op import UpdateOp
-from .._updates.state import MAXIMIZE, STOCHASTIC, TABLE_DTYPES, TABLE_GRAD
+from .._updates.state import MAXIMIZE, STOCHASTIC, TABLE_DTYPES, TABLE_GRAD, TABLE_LAYOUT
 from ..ops.newton_schulz import ELEMENTS_TOGETHER, orthogonalized
 from ._launches import DeviceBatch, Launch
 
@@ -26,7 +26,7 @@ class Matrices(NamedTuple):
     """The matrices of a parameter: all of one shape.
 
     ``order`` of the dimensions comes before the reshape to a stack. ``stack`` is the stack's shape, that of the transposed matrices
-    if they lie so in memory: Newton-Schulz commutes with transposition and with permutations of columns. ``packed``: memory is
+    if they are stored so in memory: Newton-Schulz commutes with transposition and with permutations of columns. ``packed``: memory is
     this stack, element by element; otherwise the stack is a copy.
     """
 
@@ -178,7 +178,7 @@ class Chunk:
             addresses = _integers([buffer.data_ptr() for buffer in buffers])
             rows[:, column] = addresses[self.stack_of] + buffers[0].element_size() * self.offsets
             rows[:, column + 3] = TABLE_DTYPES[buffers[0].dtype]
-            rows[:, 5:10] = layout
+            rows[:, TABLE_LAYOUT] = layout
             op.step(a, rows)
             return
         pieces = [batch.pieces[i] for i in self.positions]
@@ -210,7 +210,7 @@ def stacks_of(members: Sequence[Member], largest: int = ELEMENTS_TOGETHER) -> li
 
 
 def chunks_of(batch: DeviceBatch, members: Sequence[Member]) -> list[Chunk]:
-    """The chunks of a batch whose matrices lie on this rank."""
+    """The chunks of a batch whose matrices are on this rank."""
     chunks: list[list[Stack]] = []
     for stack in stacks_of(members, min(CHUNK_ELEMENTS, ELEMENTS_TOGETHER)):
         if not chunks or sum(other.numel for other in chunks[-1]) + stack.numel > CHUNK_ELEMENTS:

@@ -22,7 +22,7 @@ class MixedPrecision(TypedDict, total=False):
     """Options of every optimizer of this package, all by keyword. Each is an attribute of the optimizer, too.
 
     Args:
-        master_weights: where a 16-bit parameter's float32 weight lives: ``"fp32"`` keeps it beside the parameter,
+        master_weights: where a 16-bit parameter's float32 weight lives: ``"fp32"`` keeps it next to the parameter,
             ``"split"`` keeps the 16 bits that the parameter lacks (2 bytes instead of 4; bfloat16 loses nothing,
             float16 nothing above 2^-17). ``"split24"`` keeps 8 of them, 1 byte, and rounds each updated weight
             stochastically to these 24 bits: 16 significant bits for bfloat16, 19 for float16. ``"none"`` keeps nothing

@@ -108,7 +108,7 @@ class PackedState(ShownState):
     _place: weakref.ref[Place] | None = None
 
     def belongs_to(self, place: Place) -> None:
-        """Tell where the views lie. The reference is weak because the place holds this mapping."""
+        """Tell where the views are. The reference is weak because the place holds this mapping."""
         self._place = weakref.ref(place)
 
     @property
@@ -210,7 +210,7 @@ class Place:
 
     @property
     def watched(self) -> list[Tensor]:
-        """The tensors whose version counters show a write to the parameter: a DTensor has its own beside its piece's."""
+        """The tensors whose version counters show a write to the parameter: a DTensor has its own and its piece's."""
         return [self.param] if not is_dtensor(self.param) else [self.param, self.piece]
 
     @property

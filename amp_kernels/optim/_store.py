@@ -12,6 +12,7 @@ from torch import Tensor
 from .._checks import lists
 from .._checks.lists import HALF_DTYPES
 from .._checks.types import type_name
+from .._dispatch.devices import restorer
 from .._raw._split_master import SPLITS, join_master
 from .._sharding.local import is_dtensor, like, local, local_value
 from .._updates.state import buffer_numel, exponents_at, state_layout, view_like
@@ -104,7 +105,7 @@ class StateStore:
 
     def outgrow(self) -> None:
         """Drop the places of parameters whose group now asks for state that their block does not have (momentum, AMSGrad
-        or the average was switched on). The next step creates them anew, with the values they hold."""
+        or the average was switched on). The next step creates them again, with the values they hold."""
         for block in self.blocks:
             moments, averaged = self._wanted(block.group, {})
             if not block.moments.keys() >= set(moments) or averaged > block.averaged:
@@ -251,11 +252,10 @@ class StateStore:
     def snapshot(self) -> Callable[[], None]:
         """Copy all buffers. Returns a function that restores them."""
         blocks = list(self.blocks)
-        buffers = [(tensor, tensor.clone()) for block in blocks for tensor in block.tensors()]
+        restore_buffers = restorer(tensor for block in blocks for tensor in block.tensors())
 
         def restore() -> None:
-            for tensor, value in buffers:
-                tensor.copy_(value)
+            restore_buffers()
             for block in blocks:
                 block.refresh_shadows()
 

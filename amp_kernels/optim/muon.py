@@ -133,7 +133,7 @@ class MuonAlgorithm(Algorithm):
     def _members(
         self, groups: list[dict[str, Any]], positions: dict[int, int], device: torch.device
     ) -> tuple[list[Member], list[Exchange]]:
-        """Parameters whose matrices lie on this rank, and the others: an exchange for each group of ranks, in the same order on
+        """Parameters whose matrices are on this rank, and the others: an exchange for each group of ranks, in the same order on
         all ranks. ``positions``: those that have a gradient, by number."""
         own: list[Member] = []
         shared: dict[dist.ProcessGroup, list[Sharded]] = {}
@@ -160,7 +160,7 @@ class MuonAlgorithm(Algorithm):
 
 
 def _is_cut(param: Tensor, flatten: bool) -> bool:
-    """True if the matrices of a parameter lie on several ranks."""
+    """True if the matrices of a parameter are spread over several ranks."""
     whole = set(range(param.dim() - 2)) if not flatten else set()
     return is_dtensor(param) and bool(sharded_dims(param) - whole)
 
@@ -183,7 +183,7 @@ class Muon(FusedOptimizer, torch.optim.Muon):
     Args:
         params: as in :class:`AdamW`; matrices ``[rows, columns]`` or stacks of them, ``[n, rows, columns]``. Embeddings,
             the last layer, biases and norms belong in a group with ``algorithm="adamw"``, which takes AdamW's ``betas``,
-            ``eps`` and ``amsgrad`` beside ``lr`` and ``weight_decay``.
+            ``eps`` and ``amsgrad`` in addition to ``lr`` and ``weight_decay``.
         lr, maximize, decouple_lr, foreach, fused, capturable, differentiable: as in :class:`AdamW`.
         weight_decay: decoupled decay, multiplied by ``lr``.
         momentum: decay rate of the momentum.
@@ -263,7 +263,7 @@ class Muon(FusedOptimizer, torch.optim.Muon):
         if foreign and "algorithm" not in param_group:
             raise ValueError(
                 f"Muon: param_groups[{len(self.param_groups)}] has {foreign[0]} = {param_group[foreign[0]]!r} and no algorithm; "
-                "accepted: algorithm='muon' or 'adamw' beside it"
+                "accepted: algorithm='muon' or 'adamw' with it"
             )
         if isinstance(param_group, dict) and param_group.get("algorithm") == "adamw":
             for key, value in {**ADAMW_DEFAULTS, "cautious": False}.items():

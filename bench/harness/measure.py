@@ -96,7 +96,7 @@ def _check(case: Case, device: torch.device, rows: list[dict], note: Callable[[s
             if case.kernels:
                 with _reported({}):  # where the profiler may not look, the times still count
                     row["kernels"] = kernels_of(call, device)
-        call = got = None  # large: not kept beside the next one's
+        call = got = None  # large: not kept with the next one's
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ def _hash(folder: Path) -> str:
 
 
 def record(folder: Path, commit: str | None, root: Path = ROOT) -> None:
-    """Writes the hashes of a commit beside the rows that name it."""
+    """Writes the hashes of a commit next to the rows that name it."""
     if found := families(root):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / FILE).write_text(json.dumps({**read(folder), str(commit): found}, indent=1) + "\n")

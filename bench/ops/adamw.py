@@ -2,7 +2,7 @@
 the whole optimizer step, host time included (step): check, norm, clip, update, 16-bit weights, new loss scale.
 
 torch's side of a step is what AMP training runs today: GradScaler.unscale_, clip_grad_norm_, fused AdamW, GradScaler.update
-and the cast of the weights; beside it, where the weights and moments are 16-bit, its clip and update with everything in
+and the cast of the weights; where the weights and moments are 16-bit, also its clip and update with everything in
 bf16 and no master. Ours is scaler.step(optimizer, max_norm=...) and scaler.update(). Other libraries do less than the
 whole: `pipeline` in their rows says what. The loss scale is 1 and never grows, so that each repetition meets gradients
 of the same size.

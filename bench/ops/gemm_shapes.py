@@ -11,7 +11,7 @@ class Shape:
     """[m, k] @ [k, n], `batch` of them.
 
     `layout` says how a and b are stored (N as they are, T transposed). `result`: "16" as the operands, "fp32", "fp32+"
-    accumulated, or a 16-bit result of that activation after a bias. Operands start `offset` elements behind an
+    accumulated, or a 16-bit result of that activation after a bias. Operands start `offset` elements after an
     aligned address, and their rows lie `pitch` elements further apart than they are long.
     """
 

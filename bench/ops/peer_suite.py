@@ -1,6 +1,6 @@
 """The suite of ``--peers``: every library in one table, at the shapes that its users have.
 
-On a CPU the lists are small and torch.compile stands beside the libraries that have CPU kernels.
+On a CPU the lists are small and torch.compile runs next to the libraries that have CPU kernels.
 """
 
 from collections.abc import Iterator

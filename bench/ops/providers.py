@@ -1,4 +1,4 @@
-"""Cases that compare amp_kernels with other providers: by the backend its policy picks and, on a GPU, by Triton beside it."""
+"""Cases that compare amp_kernels with other providers: by the backend its policy picks and, on a GPU, also by Triton."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""rotary: rotary embedding of queries and keys, also behind their norms, forward and backward, against the operations of transformers'
+"""rotary: rotary embedding of queries and keys, also after their norms, forward and backward, against the operations of transformers'
 model files, eager and compiled. Shapes of Llama 3 8B and Qwen3 8B."""
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""The rate of grouped products beside that of one dense product of the same rows, by the planner's model."""
+"""The rate of grouped products compared with that of one dense product of the same rows, by the planner's model."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ BASIS = (
     "limit. Columns are rows of an average group, whose size is a multiple of 128, or random: cuts at uniform places. "
     "Goals: 0.95 at multiples of 128, 0.80 at random sizes around 256."
 )
-MISSED = """At 256 rows the goals are missed. The dense product beside it reads one matrix, where groups read one each: OLMoE's are 537 MB,
-which take 126 us beside 201 us of tiles. No tile changes that. Of random sizes, whose last tiles hold 64 rows or 128, 0.87 to 0.89 of the
-arithmetic is used. If all tiles held 128 it would be 0.76 to 0.80, at 0.65 to 0.73 of the dense rate. A tile of 64 rows still takes 0.77 of
-the time, since it loads three quarters of the bytes."""
+MISSED = """At 256 rows the goals are missed. The dense product reads one matrix, where groups read one each: OLMoE's are 537 MB, which
+take 126 us in addition to 201 us of tiles. No tile changes that. Of random sizes, whose last tiles hold 64 rows or 128, 0.87 to 0.89 of
+the arithmetic is used. If all tiles held 128 it would be 0.76 to 0.80, at 0.65 to 0.73 of the dense rate. A tile of 64 rows still takes
+0.77 of the time, since it loads three quarters of the bytes."""
 TILE, STEP = 128, 64
 GROUP_TILE = {"m": TILE, "n": TILE, "cluster_m": 1, "cluster_n": 1, "consumers": 2, "pingpong": True}
 WEIGHT = {"m_major_a": True, "n_major_b": True}

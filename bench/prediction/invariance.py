@@ -1,4 +1,4 @@
-"""The cost of ``batch_invariant``: its plans beside the free ones, by the planner's model."""
+"""The cost of ``batch_invariant``: its plans compared with the free ones, by the planner's model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``linear_cross_entropy`` beside the three products that it cannot do without: predicted, from no run.
+"""``linear_cross_entropy`` compared with the three products that it cannot do without: predicted, from no run.
 
 Its products are those of chunks of rows, of which the last adds to an fp32 gradient of the weight that each chunk reads and
 writes. Between them the loss reads a chunk's logits and writes their gradient in their place. On top of it a chunk's gradient
@@ -71,7 +71,7 @@ def table(chip: Chip) -> list[tuple[str, ...]]:
         logits = [4 * rows * layer.classes for rows in layer.chunks]  # read and written in 16 bits
         inputs = [4 * rows * layer.features for rows in layer.chunks]
         rate = SHARES["ours"] * chip.copy
-        loss, beside = passes_us(logits, rate), passes_us(inputs, rate) + LAUNCH_US
+        loss, others = passes_us(logits, rate), passes_us(inputs, rate) + LAUNCH_US
         three = sum(whole)
         row = (
             f"{len(layer.chunks)}",
@@ -80,7 +80,7 @@ def table(chip: Chip) -> list[tuple[str, ...]]:
             f"{parts[2] / whole[2]:.2f} x",
             f"{loss:,.0f}",
         )
-        total, least = sum(parts) + loss + beside, three + passes_us(logits, chip.copy)
-        row += f"{beside:,.0f}", f"{total / three:.2f} x", f"{least / three:.2f} x"
+        total, least = sum(parts) + loss + others, three + passes_us(logits, chip.copy)
+        row += f"{others:,.0f}", f"{total / three:.2f} x", f"{least / three:.2f} x"
         lines.append((f"{layer.rows} x {layer.features} - {layer.classes}", *row))
     return lines

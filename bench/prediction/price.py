@@ -45,7 +45,7 @@ HOST_US = 35.0  # of an op in eager mode, at most: gpt2-124m with 4 sequences to
 
 @dataclass(frozen=True)
 class Step:
-    """Device seconds by family, the host's seconds beside them, and the most memory that tensors take."""
+    """Device seconds by family, the host's seconds, and the most memory that tensors take."""
 
     seconds: dict[str, float]
     host: float
@@ -107,14 +107,14 @@ def gemm_us(op: Op, chip: Chip) -> float:
     (*batch, m, k), (*_, n) = op.shapes[at], op.shapes[at + 1]
     activation = op.options.get("activation", "none")
     out = op.results[0] if op.results else op.shapes[0]
-    beside = [shape for shape in (*op.shapes[at + 2 :], *op.results[1:]) if len(shape) == len(out) and shape[-1] > 1]
+    others = [shape for shape in (*op.shapes[at + 2 :], *op.results[1:]) if len(shape) == len(out) and shape[-1] > 1]
     out_bytes = 8 if op.name == "ak::gemm_accumulate_" else op.dtypes[len(op.shapes)].itemsize
     request = {
         "batch": batch[0] if batch else 1,
         "m_major_a": op.strides[at][-1] != 1,
         "n_major_b": op.strides[at + 1][-1] == 1,
         "out_bytes": out_bytes,
-        "side_bytes": 2 * len([shape for shape in beside if shape[-2:] == out[-2:]]),
+        "side_bytes": 2 * len([shape for shape in others if shape[-2:] == out[-2:]]),
         "activation": activation,
         "backward": op.name == "ak::gemm_dact",
         "column_sums": bool(op.options.get("bias_grad")),

@@ -1,7 +1,8 @@
-"""The tables of predictions: products, optimizer steps and training steps, beside what was measured."""
+"""The tables of predictions: products, optimizer steps and training steps, next to what was measured."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -72,12 +73,12 @@ def products(shapes: Iterable[Shape], chip: Chip) -> Table:
             continue
         timed = measured_on(chip) and not bias
         ours, cublas = (planned_us(shape, made), product_us(shape, "torch")) if timed else (None, None)
-        row = *beside(made["microseconds"], ours), f"{floor:,.1f}", f"{cublas:,.1f}" if cublas else ""
+        row = *compared(made["microseconds"], ours), f"{floor:,.1f}", f"{cublas:,.1f}" if cublas else ""
         table.append((shape.name + " bias" * bias, describe(made), *row))
     return table
 
 
-def beside(predicted: float, measured: float | None, digits: int = 1) -> tuple[str, str, str]:
+def compared(predicted: float, measured: float | None, digits: int = 1) -> tuple[str, str, str]:
     """A prediction, its measurement and their ratio; empty where nothing was measured."""
     if measured is None:
         return f"{predicted:,.{digits}f}", "", ""
@@ -128,6 +129,35 @@ def short_of_the_roofline(chip: Chip, least: float = 0.9) -> tuple[int, dict[str
     return count, short
 
 
+def speedups(chip: Chip) -> dict[str, float]:
+    """cuBLAS's time over ours, by name, of each aligned product that one run timed with both: 20th percentiles, since the power limit makes
+    some launches of a large product up to a third slower. Where the planner has another plan now, our time is multiplied by the model's
+    ratio of the two plans. A product whose plan has a tile that no longer exists is left out."""
+    found = {}
+    for shape in aligned():
+        ours, cublas = product(shape), product(shape, "torch")
+        if ours is None or cublas is None or ours["commit"] != cublas["commit"]:
+            continue
+        made = plan(shape, chip)
+        before = made["microseconds"] if ours["plan"] == describe(made) else model_us(shape, chip, ours["plan"])
+        if before is not None:
+            found[shape.name] = cublas["p20_us"] / (ours["p20_us"] * made["microseconds"] / before)
+    return found
+
+
+def model_us(shape: Shape, chip: Chip, described: str) -> float | None:
+    """The model's microseconds of a plan of gemm_sm90, given as `describe` writes it. None if its tile is not compiled."""
+    from amp_kernels import _host
+
+    plain = {"kernel": "sm90", "repacked": False, "in_phases": False}
+    for number, tile in enumerate(_host.gemm_candidates()["sm90"]):
+        for splits, swapped in itertools.product(range(1, 17), (False, True)):
+            if describe(plain | {"tile": number, "splits": splits, "swapped": swapped}) == described:
+                request = shape.request | chip.request
+                return _host.gemm_sm90_microseconds(tile, splits, swapped, shape.m, shape.n, shape.k, **request)
+    return None
+
+
 def epilogues(chip: Chip) -> Table:
     """The plain products into 16 bits, then with a bias, then with a bias and GELU."""
     table = [("GEMM", "plain us", "+ bias", "+ bias + GELU", "measured", "plan with GELU")]
@@ -162,7 +192,7 @@ def steps(chip: Chip) -> Table:
             seconds = moved / chip.copy + launches_us() / 1e6
             floor = count * layout.step_bytes / chip.copy
             micros = step_us(name, layout.name) if measured_on(chip) else None
-            times = beside(seconds * 1e3, None if micros is None else micros / 1e3, 3)
+            times = compared(seconds * 1e3, None if micros is None else micros / 1e3, 3)
             table.append((name, layout.name, f"{layout.step_bytes:g}", *times, f"{floor * 1e3:.3f}"))
     return table
 

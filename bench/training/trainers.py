@@ -41,10 +41,21 @@ def torch_muon(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
     return [muon, torch.optim.AdamW(others, lr=lr, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)]
 
 
+def our_adamw(model: nn.Module, lr: float, **options) -> list[torch.optim.Optimizer]:
+    return [ak.optim.AdamW(model.parameters(), lr=lr, betas=BETAS, weight_decay=WEIGHT_DECAY, **options)]
+
+
+def our_muon(model: nn.Module, lr: float, **options) -> list[torch.optim.Optimizer]:
+    matrices, others = split_for_muon(model)
+    groups = [{"params": matrices}, {"params": others, "algorithm": "adamw", "betas": BETAS}]
+    return [ak.optim.Muon(groups, lr=lr, weight_decay=WEIGHT_DECAY, adjust_lr_fn=ADJUSTMENT, **options)]
+
+
 class TorchTrainer:
     """Stock torch: torch.amp.GradScaler, clip_grad_norm_ and torch's fused AdamW."""
 
     provider = "torch"
+    grad_scaler, adamw = torch.amp.GradScaler, staticmethod(fused_adamw)
 
     def __init__(
         self,
@@ -54,14 +65,17 @@ class TorchTrainer:
         scaled: bool,
         growth_interval: int,
         layout=None,
-        optimizers: Optimizers = fused_adamw,
+        optimizers: Optimizers | None = None,
     ):
-        self.model = layout.place(model) if layout else model
-        self.optimizers = optimizers(self.model, lr)
+        self.model = self.prepared(model)
+        self.model = layout.place(self.model) if layout else self.model
+        self.optimizers = (optimizers or self.adamw)(self.model, lr)
         self.optimizer = self.optimizers[0]
-        self.scaler = torch.amp.GradScaler(
-            device.type, init_scale=INIT_SCALE, growth_interval=growth_interval, enabled=scaled
-        )
+        options = {"init_scale": INIT_SCALE, "growth_interval": growth_interval, "enabled": scaled}
+        self.scaler = self.grad_scaler(device.type, **options)
+
+    def prepared(self, model: nn.Module) -> nn.Module:
+        return model
 
     def update(self, loss: torch.Tensor) -> None:
         """Backward pass and parameter update of one step; no gradient is held over the next forward pass."""
@@ -101,29 +115,10 @@ class AmpKernelsTrainer(TorchTrainer):
     """The same with amp_kernels: converted modules, fused check + norm + clip + update, no host wait for the scale."""
 
     provider = "amp_kernels"
+    grad_scaler, adamw = ak.GradScaler, staticmethod(our_adamw)
 
-    def __init__(
-        self,
-        model: nn.Module,
-        device: torch.device,
-        lr: float,
-        scaled: bool,
-        growth_interval: int,
-        layout=None,
-        shadow_dtype: torch.dtype | None = None,
-        muon: bool = False,
-    ):
-        self.model = ak.convert(model)
-        self.model = layout.place(self.model) if layout else self.model
-        options = {"lr": lr, "weight_decay": WEIGHT_DECAY, "shadow_dtype": shadow_dtype}
-        if muon:
-            matrices, others = split_for_muon(self.model)
-            groups = [{"params": matrices}, {"params": others, "algorithm": "adamw", "betas": BETAS}]
-            self.optimizer = ak.optim.Muon(groups, adjust_lr_fn=ADJUSTMENT, **options)
-        else:
-            self.optimizer = ak.optim.AdamW(self.model.parameters(), betas=BETAS, **options)
-        self.optimizers = [self.optimizer]
-        self.scaler = ak.GradScaler(device.type, init_scale=INIT_SCALE, growth_interval=growth_interval, enabled=scaled)
+    def prepared(self, model: nn.Module) -> nn.Module:
+        return ak.convert(model)
 
     def update(self, loss: torch.Tensor) -> None:
         self.scaler.scale(loss).backward()

@@ -152,11 +152,11 @@ class Trial:
         return torch.stack(losses).double().mean().item()
 
     def save(self, path: Path, **extra: Any) -> None:
-        """Writes a checkpoint, with `extra` beside what the run itself needs to continue bit for bit."""
+        """Writes a checkpoint, with `extra` in addition to what the run itself needs to continue bit for bit."""
         ak.checkpoint.save(path, **self.trainer.parts(), extra={**extra, "running": self._running()}, keep=KEPT)
 
     def _running(self) -> dict:
-        """State of the loop beside the trainer's parts."""
+        """State of the loop, without the trainer's parts."""
         return {
             "provider": self.provider,
             "dtype": self.dtype,

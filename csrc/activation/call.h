@@ -4,6 +4,7 @@
 
 #include "activation/formula.h"
 #include "base/dtype.h"
+#include "column_sums/call.h"
 #include "device/status.h"
 
 namespace ak {
@@ -28,11 +29,15 @@ struct ActivationBackward {
   DType grad_type, type;
   int64_t rows, columns;
   Activation activation;
+  float* sums = nullptr;   // of the columns of out as rounded, with the bits of column_sums; none if null
+  float* slots = nullptr;  // as in ColumnSums
 };
 
-Status activation_backward(const ActivationBackward& call, Stream stream);
+/// The sums in their own call.
+AK_HD ColumnSums sums_of(const ActivationBackward& p) {
+  return {p.out, p.sums, p.slots, p.type, p.rows, p.columns, static_cast<int>(p.columns)};
+}
 
-/// On the CPU only: also writes the sums of the columns of out, as rounded.
-void activation_backward_with_sums(const ActivationBackward& call, float* sums);
+Status activation_backward(const ActivationBackward& call, Stream stream);
 
 }  // namespace ak

@@ -102,27 +102,28 @@ Status activation_forward(const ActivationForward& call, Stream) {
   return {};
 }
 
-Status activation_backward(const ActivationBackward& call, Stream) {
+AK_EXPORT Status activation_backward(const ActivationBackward& call, Stream) {
+  if (call.sums != nullptr) {
+    const int64_t width = call.columns;
+    const Backward b = backward_of(call, width);
+    const int64_t together =
+        std::max<int64_t>(4, 4 * kTile / std::max<int64_t>(1, width));  // rows that fit the L1 cache
+    sum_columns(call.rows, width, call.sums, [&](int64_t begin, int64_t end, float* strip) {
+      for (int64_t row = begin; row < end; row += together) {
+        const int64_t last = std::min(end, row + together);
+        backward_rows(b, row, last);
+        const char* const made = static_cast<const char*>(call.out) + row * width * bytes_of(call.type);
+        add_rows(made, call.type, last - row, width, strip);
+      }
+    });
+    return {};
+  }
   const int64_t width = is_gated(call.activation) ? call.columns : 1;
   const int64_t rows = width == 0 ? 0 : call.rows * call.columns / width;
   const Backward b = backward_of(call, width);
   torch::stable::parallel_for(0, rows, rows_per_thread(width),
                               [&](int64_t begin, int64_t end) { backward_rows(b, begin, end); });
   return {};
-}
-
-AK_EXPORT void activation_backward_with_sums(const ActivationBackward& call, float* sums) {
-  const int64_t width = call.columns;
-  const Backward b = backward_of(call, width);
-  const int64_t together = std::max<int64_t>(4, 4 * kTile / std::max<int64_t>(1, width));  // rows that fit the L1 cache
-  sum_columns(call.rows, width, sums, [&](int64_t begin, int64_t end, float* strip) {
-    for (int64_t row = begin; row < end; row += together) {
-      const int64_t last = std::min(end, row + together);
-      backward_rows(b, row, last);
-      const char* const made = static_cast<const char*>(call.out) + row * width * bytes_of(call.type);
-      add_rows(made, call.type, last - row, width, strip);
-    }
-  });
 }
 
 }  // namespace ak

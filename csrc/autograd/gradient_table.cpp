@@ -1,9 +1,9 @@
 // The host's work for each parameter of a cached step (CachedStep in amp_kernels/optim/_launches.py): check that
 // parameter and gradient are unchanged, and note the gradient's address.
 //
-// The Python form asks for each gradient's Python object, which torch makes anew where nobody holds one, and looks at
+// The Python form asks for each gradient's Python object, which torch creates where nobody holds one, and looks at
 // every tensor five times; with thousands of small tensors that is most of a step. Here one walk looks at the C++
-// objects alone. They lie scattered in memory, half a dozen cache lines a parameter, and each address is found through
+// objects alone. They are scattered in memory, half a dozen cache lines a parameter, and each address is found through
 // the one before: so a block of parameters is walked in stages, for the misses of one stage to overlap.
 #include "autograd/functions.h"
 

@@ -51,7 +51,7 @@ class FormulaNode : public torch::autograd::Node {
   virtual bool takes(const variable_list& grads) const { return is_alone(grads) && is_narrow_on_cpu(grads[0]); }
   // A gradient per input, unrecorded; none at all if the kernels do not serve this machine.
   virtual variable_list plainly(const variable_list& grads, const variable_list& saved) = 0;
-  // The formula's arguments behind gradients, saved tensors and needs_input_grad: bools, ints, floats, strings and
+  // The formula's arguments after gradients, saved tensors and needs_input_grad: bools, ints, floats, strings and
   // lists of them.
   virtual std::vector<c10::IValue> options() const = 0;
 

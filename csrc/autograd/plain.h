@@ -100,7 +100,7 @@ inline const void* address_of(const Tensor& t) { return t.defined() ? t.const_da
 inline DType type_of(const Tensor& t) { return t.defined() ? dtype_of(t.scalar_type()) : DType::kFloat32; }
 
 // fp32 numbers that a kernel leaves for its backward: a tensor if there will be one, else memory of this call.
-// Allocated after the result: if nothing lay behind a large result, malloc would return it to the system page by page.
+// Allocated after the result: if nothing lay after a large result, malloc would return it to the system page by page.
 class RowNumbers {
  public:
   RowNumbers(bool kept, at::IntArrayRef sizes) {
@@ -142,8 +142,8 @@ inline std::optional<Tensor> optional_tensor(PyObject* object) {
 inline constexpr int64_t kBriefly = 8192;
 
 // The result of `run`, without the interpreter's lock unless it runs briefly; None if it is undefined or throws: the
-// Python function then says what is wrong. An exception of a hook of saved tensors goes on: torch.utils.checkpoint ends
-// its second forward with one.
+// Python function then says what is wrong. An exception of a hook of saved tensors propagates: torch.utils.checkpoint
+// ends its second forward with one.
 template <typename Run>
 PyObject* wrapped_or_none(const Run& run, bool briefly = false) {
   Tensor out;

@@ -5,7 +5,7 @@
 // value.
 //   first moment:  sign, 4 exponent bits, 3 mantissa bits: 15 binades and subnormals below the largest value.
 //   second moment: 5 exponent bits, 3 mantissa bits, no sign: 31 binades. A positive value never becomes 0, because the
-//   update divides by its root: with a first moment beside it the update would be without bound.
+//   update divides by its root: with a first moment that is not zero the update would be unbounded.
 //
 // Rounding is stochastic, up in magnitude with a probability equal to the fraction that is cut off (16 random bits).
 // With rounding to nearest a moving average stops where its change is below half a unit: 0.1 % a step of a second

@@ -1,4 +1,4 @@
-// One call of an op: where its tensors must lie, its memory, and the launch of its kernel. Glue between schema and
+// One call of an op: where its tensors must be, its memory, and the launch of its kernel. Glue between schema and
 // kernel is written once over this object, for three targets: the CPU library, CUDA, and the emulator, whose ops are in
 // a second namespace and take CPU tensors. So the emulator checks the glue of the CUDA library without a GPU.
 //
@@ -79,7 +79,7 @@ class OpCall {
     if (Target::kLooks) target_.show_fresh(name, t.mutable_data_ptr(), bytes_of_span(t));
     return t;
   }
-  // Scratch memory whose first `zeroed` bytes are 0; null for no bytes. It is freed with this object, perhaps before
+  // Scratch memory whose first `zeroed` bytes are 0; null for no bytes. It is freed with this object, maybe before
   // the kernels run, which is safe: the allocator reuses it only for later work on the same stream.
   void* scratch(size_t bytes, size_t zeroed = 0) {
     if (bytes == 0) return nullptr;

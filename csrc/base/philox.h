@@ -3,6 +3,8 @@
 // easy as 1, 2, 3", SC 2011.
 #pragma once
 
+#include <bit>
+
 #include "base/config.h"
 
 namespace ak {
@@ -58,6 +60,30 @@ AK_HD Philox4 philox4x32_10(Philox4 counter, const PhiloxKeys& keys) {
 template <typename Seed>
 AK_HD Philox4 rounding_bits(const Seed& seed, uint32_t step, uint32_t param, uint64_t group) {
   return philox4x32_10({{static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32), param, step}}, seed);
+}
+
+// The random bits of a parameter, or of a piece of one. Group q of a piece is group(q) of the parameter: `first` + q if
+// its elements are consecutive; a piece within rows skips `gap` groups after each of its rows.
+struct RandomPlace {
+  uint64_t first;
+  uint32_t index;  // the parameter's number
+  uint32_t gap, reciprocal, shift;
+
+  AK_HD uint64_t group(uint64_t q) const {
+    const uint64_t product = uint64_t{static_cast<uint32_t>(q)} * reciprocal;
+    return first + q + uint64_t{static_cast<uint32_t>(product >> 32) >> shift} * gap;
+  }
+};
+
+// Of a piece whose rows have `width` groups, of the `pitch` that the parameter's rows have; both are equal for
+// consecutive elements. Divides q < 2^31 by a width of 2 and more with a product (Granlund and Montgomery, "Division by
+// invariant integers using multiplication", PLDI 1994): what the reciprocal is too large by, less than 2^-31 of it, is
+// less than a unit of the quotient.
+inline RandomPlace random_place(uint32_t index, uint64_t first, uint32_t width, uint32_t pitch) {
+  if (width == pitch) return {first, index, 0, 0, 0};
+  const uint32_t shift = static_cast<uint32_t>(std::bit_width(width - 1)) - 1;
+  const uint64_t reciprocal = ((uint64_t{1} << (32 + shift)) + width - 1) / width;
+  return {first, index, pitch - width, static_cast<uint32_t>(reciprocal), shift};
 }
 
 // The number of element `lane` (0..7) of the eight, times kScale, 1 or 256, for one of its values: 0 is the weight,

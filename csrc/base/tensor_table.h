@@ -17,10 +17,10 @@ namespace ak {
 // last two dimensions of the parameter.
 struct TableRow {
   int64_t param, grad, numel, param_dtype, grad_dtype;
-  int64_t block, offset, slot, group, index;
+  int64_t block, offset, slot, group, index, width, pitch;
   int64_t rows, columns;
 };
-inline constexpr int64_t kTableColumns = 12;
+inline constexpr int64_t kTableColumns = 14;
 static_assert(sizeof(TableRow) == kTableColumns * sizeof(int64_t));
 
 inline std::span<const TableRow> table_rows(const char* op, ArgName name, const Tensor& table) {

@@ -107,7 +107,7 @@ cast_kernel(AK_PARAM(Args) args, uint64_t seed, const float* step) {
     const bool aligned = (reinterpret_cast<uintptr_t>(source) | reinterpret_cast<uintptr_t>(destination)) % 16 == 0;
     const int64_t end = span.begin + span.count;
     const int64_t middle = aligned ? end - span.count % 8 : span.begin;
-    const RoundingKey<uint64_t> key{seed, count, args.index[tensor], 0};
+    const RoundingKey<uint64_t> key{seed, count, {0, args.index[tensor], 0, 0, 0}};
     with_narrow_dtype(args.from[tensor], [&]<class From>(From) {
       with_narrow_dtype(args.to[tensor], [&]<class To>(To) {
         cast_run<kThreads, 16 / sizeof(To), From, Destination<To, kStochastic>>(source, destination, span.begin, middle,

@@ -1,12 +1,5 @@
 // column_sums: from the schema to column_sums/call.h. Matrices whose rows have gaps are made contiguous first.
-#include "column_sums/call.h"
-
-#include "base/op_call.h"
-#ifdef AK_ON_CPU
-#include <torch/csrc/stable/ops.h>
-
-#include "base/cpu/isa.h"
-#endif
+#include "column_sums/glue.h"
 
 namespace ak {
 namespace {
@@ -18,10 +11,7 @@ Tensor run_column_sums(const Tensor& x_in) {
   AK_CHECK(x_in.dim() == 2 && x_in.size(1) <= INT32_MAX, op, ": x must be a matrix of at most ", INT32_MAX,
            " columns; got shape ", Ints{x_in.sizes()});
 #ifdef AK_ON_CPU
-  if (current_isa() == Isa::portable) {  // ATen's bits
-    const int64_t dim = 0;
-    return torch::stable::sum(x_in, torch::headeronly::IntHeaderOnlyArrayRef(&dim, 1), false, ScalarType::Float);
-  }
+  if (aten_sums_columns()) return aten_column_sums(x_in);
 #endif
   const Tensor x = !call.kOnCpu && x_in.stride(1) == 1 ? x_in : torch::stable::contiguous(x_in);
   const Tensor sums = call.empty({"sums"}, {x.size(1)}, ScalarType::Float);
@@ -33,9 +23,7 @@ Tensor run_column_sums(const Tensor& x_in) {
                .pitch = x.stride(0),
                .columns = static_cast<int>(x.size(1))};
   if (p.columns == 0) return sums;
-  const int64_t shares = ColumnStrips(p.rows, p.columns).shares;
-  if (!call.kOnCpu && shares > 1)
-    p.slots = static_cast<float*>(call.scratch(static_cast<size_t>(shares * p.columns) * 4));
+  p.slots = column_slots(call, p.rows, p.columns);
   call.launch(column_sums, p);
   return sums;
 }

@@ -1,4 +1,4 @@
-// The call of dropout, with an addition behind it.
+// The call of dropout, with an addition after it.
 #pragma once
 #include <cstdint>
 

@@ -73,7 +73,7 @@ AK_DEVICE void add_piece(const EmbeddingAccumulate& p, const EmbeddingPieces& pi
   int64_t row = load(p.sorted + begin), first = begin;
   bool begun_before = begin > 0 && load(p.sorted + begin - 1) == row;
   float sum[V] = {};
-  const auto leave_run = [&](int64_t behind, int64_t next) {
+  const auto leave_run = [&](int64_t run_end, int64_t next) {
     if (counts(p, row)) {
       if (begun_before || next == row) {
         Vec<float, V> v;
@@ -81,13 +81,13 @@ AK_DEVICE void add_piece(const EmbeddingAccumulate& p, const EmbeddingPieces& pi
         for (int j = 0; j < V; j++) v[j] = sum[j];
         store_vec(partial_of(p, piece, !begun_before, column), v);
       } else {
-        finish_run<Out>(p, row, column, sum, behind - first);
+        finish_run<Out>(p, row, column, sum, run_end - first);
       }
     }
     AK_UNROLL
     for (int j = 0; j < V; j++) sum[j] = 0.0f;
     row = next;
-    first = behind;
+    first = run_end;
     begun_before = false;
   };
 
@@ -137,7 +137,7 @@ AK_DEVICE int64_t first_above(const EmbeddingAccumulate& p, int64_t low, int64_t
   return low;
 }
 
-/// Finishes the run that begins in a piece and continues behind it, if there is one.
+/// Finishes the run that begins in a piece and continues past it, if there is one.
 template <class Out, int V>
 AK_DEVICE void join_pieces(const EmbeddingAccumulate& p, const EmbeddingPieces& pieces, int64_t piece, int64_t column) {
   constexpr int kInFlight = 4;
@@ -147,8 +147,8 @@ AK_DEVICE void join_pieces(const EmbeddingAccumulate& p, const EmbeddingPieces& 
   if (!counts(p, row) || load(p.sorted + end - 1) != row) return;
   if (begin > 0 && load(p.sorted + begin - 1) == row) return;  // it began before this piece
 
-  const int64_t behind = first_above(p, end, p.entries, row, false);
-  const int64_t last = (behind - 1) / pieces.size;  // the piece in which it ends
+  const int64_t run_end = first_above(p, end, p.entries, row, false);
+  const int64_t last = (run_end - 1) / pieces.size;  // the piece in which it ends
   float sum[V] = {};
   add_to(sum, load_vec<V>(partial_of(p, piece, true, column)));
   for (int64_t next = piece + 1; next <= last; next += kInFlight) {
@@ -161,7 +161,7 @@ AK_DEVICE void join_pieces(const EmbeddingAccumulate& p, const EmbeddingPieces& 
     for (int k = 0; k < kInFlight; k++) add_to(sum, fetched[k]);
   }
   const int64_t first = p.by_frequency ? first_above(p, begin, end, row, true) : begin;
-  finish_run<Out>(p, row, column, sum, behind - first);
+  finish_run<Out>(p, row, column, sum, run_end - first);
 }
 
 template <class Out, int kThreads, int V>
@@ -182,19 +182,19 @@ AK_DEVICE void add_runs_in_order(const EmbeddingAccumulate& p, const EmbeddingPi
   int64_t i = begin;
   while (i < end) {
     const int64_t row = load(p.sorted + i);
-    const int64_t behind = first_above(p, i + 1, p.entries, row, false);
+    const int64_t run_end = first_above(p, i + 1, p.entries, row, false);
     if (counts(p, row) && (i == 0 || load(p.sorted + i - 1) != row)) {
       float* const out = static_cast<float*>(p.out) + row * p.columns + column;
       const auto held = load_vec<V>(out);
       float sum[V];
       AK_UNROLL
       for (int j = 0; j < V; j++) sum[j] = held[j];
-      for (int64_t first = i; first < behind; first += kInFlight) {
+      for (int64_t first = i; first < run_end; first += kInFlight) {
         Vec<Grad, V> fetched[kInFlight];
         bool exists[kInFlight];
         AK_UNROLL
         for (int k = 0; k < kInFlight; k++) {
-          const int64_t at = first + k < behind ? load(p.order + first + k) : -1;
+          const int64_t at = first + k < run_end ? load(p.order + first + k) : -1;
           exists[k] = at >= 0 && at < p.entries;
           fetched[k] = exists[k] ? load_vec<V, Cache::kStreaming>(grad + at * p.columns) : Vec<Grad, V>{};
         }
@@ -208,7 +208,7 @@ AK_DEVICE void add_runs_in_order(const EmbeddingAccumulate& p, const EmbeddingPi
       for (int j = 0; j < V; j++) total[j] = sum[j];
       store_vec(out, total);
     }
-    i = behind;
+    i = run_end;
   }
 }
 

@@ -28,15 +28,15 @@ AK_SIMD_CLONES void add_quotient_span(const float* __restrict sum, float count, 
 
 Status embedding_accumulate(const EmbeddingAccumulate& call, Stream) {
   const int64_t columns = call.columns;
-  const auto add_run = [&](int64_t first, int64_t behind, std::vector<float>& sum) {
+  const auto add_run = [&](int64_t first, int64_t run_end, std::vector<float>& sum) {
     std::fill(sum.begin(), sum.end(), 0.0f);
     float* const total = call.in_order ? static_cast<float*>(call.out) + call.sorted[first] * columns : sum.data();
     with_narrow_dtype(call.grad_type, [&]<typename T>(T) {
-      for (int64_t i = first; i < behind; ++i)
+      for (int64_t i = first; i < run_end; ++i)
         add_span(static_cast<const T*>(call.grad) + call.order[i] * columns, total, columns);
     });
     if (call.in_order) return;
-    const float count = call.by_frequency ? static_cast<float>(behind - first) : 1.0f;
+    const float count = call.by_frequency ? static_cast<float>(run_end - first) : 1.0f;
     with_narrow_dtype(call.out_type, [&]<typename T>(T) {
       add_quotient_span(sum.data(), count, static_cast<T*>(call.out) + call.sorted[first] * columns, columns);
     });
@@ -47,10 +47,10 @@ Status embedding_accumulate(const EmbeddingAccumulate& call, Stream) {
     const int64_t* const rows = call.sorted;
     while (begin > 0 && begin < end && rows[begin] == rows[begin - 1]) ++begin;  // another thread's run
     while (begin < end) {
-      int64_t behind = begin + 1;
-      while (behind < call.entries && rows[behind] == rows[begin]) ++behind;
-      if (rows[begin] != call.padding_idx) add_run(begin, behind, sum);
-      begin = behind;
+      int64_t run_end = begin + 1;
+      while (run_end < call.entries && rows[run_end] == rows[begin]) ++run_end;
+      if (rows[begin] != call.padding_idx) add_run(begin, run_end, sum);
+      begin = run_end;
     }
   });
   return {};

@@ -49,7 +49,7 @@ Region& GlobalMemory::find(const void* p, std::size_t bytes) {
     fail(format("out of bounds: %zu bytes that start %lld bytes before '%s'", bytes,
                 static_cast<long long>(next->second->base - address), next->second->name.c_str()));
   }
-  fail(format("out of bounds: %p is in no buffer that the emulator was told of", p));
+  fail(format("out of bounds: %p is in no buffer that the emulator knows", p));
 }
 
 void GlobalMemory::start_launch() {

@@ -168,8 +168,9 @@ void tma_store(const TensorMap& map, uint32_t from, Box at, bool add) {
     const BoxCopy::Row row = copy.row(r);
     if (row.first >= row.last) continue;
     if (row.last < copy.spec.box[0] && row.last * copy.element() % 16 != 0)
-      fail(format("row %d of the tensor ends within 16 bytes of the box: what is stored beside them is not modelled",
-                  static_cast<int>(at.y) + static_cast<int>(r % copy.spec.box[1])));
+      fail(
+          format("row %d of the tensor ends within 16 bytes of the box: the bytes stored next to them are not modelled",
+                 static_cast<int>(at.y) + static_cast<int>(r % copy.spec.box[1])));
     for (uint32_t e = row.first; e < row.last; e++) check_async_read(cta, copy.place(r, e), current->clock);
     char* to = row.global + row.first * copy.element();
     const std::size_t bytes = (row.last - row.first) * copy.element();

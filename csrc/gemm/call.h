@@ -42,7 +42,7 @@ struct GemmEpilogue {
 inline constexpr int64_t kMostGemmSize = INT32_MAX - 1023;
 
 /// A matrix that continues A along the dimension in which A is contiguous: from column `begin` on, or if m_major_a from
-/// row `begin` on. Absent if `begin` is behind A's end.
+/// row `begin` on. Absent if `begin` is past A's end.
 struct GemmSegment {
   const void* data = nullptr;
   int begin = INT32_MAX;  ///< a multiple of 64
@@ -79,7 +79,7 @@ struct GemmProblem {
 /// empty.
 ///
 /// Rows: `product` has all rows, group g takes B + g batch_stride_b and a bias at g bias.batch_stride, and rows of C
-/// (and of z) behind the last end are zero. Sums: `product` has all terms, and C + g c.batch_stride takes the product
+/// (and of z) past the last end are zero. Sums: `product` has all terms, and C + g c.batch_stride takes the product
 /// over those of group g, which is 0 without terms; with `accumulate` such a C is not touched. Its `batch` is 1.
 struct GroupedProblem {
   GemmProblem product;

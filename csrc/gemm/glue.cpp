@@ -1,6 +1,6 @@
 // gemm, gemm_dact, gemm_accumulate_, those of an A in segments, and syrk: from the schema to gemm/call.h.
 //
-// An operand whose rows or columns are contiguous is passed on as it lies; any other is copied once.
+// An operand whose rows or columns are contiguous is passed on as it is laid out; any other is copied once.
 #include <algorithm>
 #include <iterator>
 #include <optional>
@@ -98,8 +98,8 @@ struct Call {
 
   void set_operands() {
     problem.a = target.read({"a"}, a.tensor), problem.b = target.read({"b"}, b.tensor);
-    problem.ld_a = a.lies.ld, problem.ld_b = b.lies.ld;
-    problem.m_major_a = !a.lies.k_contiguous, problem.n_major_b = !b.lies.k_contiguous;
+    problem.ld_a = a.layout.ld, problem.ld_b = b.layout.ld;
+    problem.m_major_a = !a.layout.k_contiguous, problem.n_major_b = !b.layout.k_contiguous;
     problem.batch_stride_a = batch_stride_of(a.tensor), problem.batch_stride_b = batch_stride_of(b.tensor);
   }
 
@@ -122,7 +122,7 @@ struct SegmentedCall : Call {
   SegmentedCall(const char* name, const TensorList& a_in, const Tensor& b_in, int64_t along)
       : SegmentedCall(name, a_in, b_in, along, checked_extent(name, a_in, b_in, along)) {}
 
-  // As Call::run(). A is concatenated if the planned kernel does not read it as it lies.
+  // As Call::run(). A is concatenated if the planned kernel does not read it as it is laid out.
   void run() {
 #ifndef AK_ON_CPU
     if (lies_in_segments() && GemmLaunch(target).run_segments(problem, gemm_tuning(b.tensor))) return;
@@ -157,7 +157,7 @@ struct SegmentedCall : Call {
     return extent;
   }
 
-  // Sets the operands as they lie. False if gemm_sm90 has no way to say so.
+  // Sets the operands as they are laid out. False if gemm_sm90 has no way to say so.
   bool lies_in_segments() {
     const size_t count = segments.size();
     if (count < 2 || count - 1 > std::size(problem.more_a)) return false;
@@ -289,8 +289,8 @@ void run_gemm_accumulate(const Tensor& c, const Tensor& a, const Tensor& b, doub
   if (is_chained(call.problem)) {
     if (call.problem.k == 0) return;
     const int64_t d = call.a.tensor.dim();
-    call.a.lie_across(d - 1);
-    call.b.lie_across(d - 2);
+    call.a.lay_across(d - 1);
+    call.b.lay_across(d - 2);
   }
 #endif
   call.run();
@@ -310,7 +310,7 @@ Tensor run_syrk(const Tensor& a, const Tensor& b, std::optional<Tensor> c, doubl
   AK_CHECK(a.dim() == 2 || a.dim() == 3, op, ": a must have shape (N, K) or (B, N, K); got ", Ints{a.sizes()});
   AK_CHECK(same_sizes(a, b), op, ": b must have the shape of a, ", Ints{a.sizes()}, "; got ", Ints{b.sizes()});
   Call call(op, a, torch::stable::transpose(b, -2, -1), false);
-  if (call.a.lies.k_contiguous != call.b.lies.k_contiguous) {
+  if (call.a.layout.k_contiguous != call.b.layout.k_contiguous) {
     const int64_t d = a.dim();
     call.a = TensorOperand(torch::stable::contiguous(a), d - 1);
     call.b = TensorOperand(torch::stable::transpose(torch::stable::contiguous(b), -2, -1), d - 2);

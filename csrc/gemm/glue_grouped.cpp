@@ -80,8 +80,8 @@ struct Call {
     if (grouped.sums) b.lay(0, false);
 #endif
     q.a = target.read({"a"}, a.tensor), q.b = target.read({"b"}, b.tensor);
-    q.ld_a = a.lies.ld, q.ld_b = b.lies.ld;
-    q.m_major_a = !a.lies.k_contiguous, q.n_major_b = !b.lies.k_contiguous;
+    q.ld_a = a.layout.ld, q.ld_b = b.layout.ld;
+    q.m_major_a = !a.layout.k_contiguous, q.n_major_b = !b.layout.k_contiguous;
     q.batch_stride_b = batch_stride_of(b.tensor);
 #ifdef AK_ON_CPU
     target.launch(grouped_gemm_cpu, grouped);
@@ -118,7 +118,7 @@ std::tuple<Tensor, Tensor> run_grouped_gemm(const Tensor& a, const Tensor& b, co
     if (z.numel() > 0) e.z = values_of(z, z.mutable_data_ptr());
   }
   q.c = values_of(out, out.mutable_data_ptr());
-  if (call.grouped.groups == 0) {  // every row is behind the last end
+  if (call.grouped.groups == 0) {  // every row is past the last end
     call.target.zero(out, static_cast<size_t>(out.numel()) * out.element_size());
     if (preact) call.target.zero(z, static_cast<size_t>(z.numel()) * z.element_size());
   } else if (out.numel() > 0) {

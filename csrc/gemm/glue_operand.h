@@ -26,39 +26,39 @@ inline GemmValues values_of(const Tensor& t, void* data) {
 // An operand that is contiguous along one of its dimensions.
 struct TensorOperand {
   Tensor tensor;  // keeps a copy alive
-  GemmOperand lies;
+  GemmOperand layout;
 
   // `k_dim` is the dimension, of the last two, that is summed over.
   TensorOperand(const Tensor& t, int64_t k_dim) : tensor(t) {
-    auto as_given = layout(k_dim);
+    auto as_given = found_layout(k_dim);
     if (!as_given) {
       tensor = torch::stable::contiguous(t);
-      as_given = layout(k_dim);
+      as_given = found_layout(k_dim);
     }
-    lies = *as_given;
+    layout = *as_given;
   }
 
   // Lines across k, also of a batch: those of gemm_sm90_chained.
-  void lie_across(int64_t k_dim) {
-    if (!lies.k_contiguous) return;
+  void lay_across(int64_t k_dim) {
+    if (!layout.k_contiguous) return;
     const int64_t d = tensor.dim(), other = k_dim == d - 1 ? d - 2 : d - 1;
     if (tensor.size(other) > 1) {
       const auto turned = [&](const Tensor& t) { return k_dim == d - 1 ? torch::stable::transpose(t, -2, -1) : t; };
       tensor = turned(torch::stable::contiguous(turned(tensor)));
     }
-    lies = {tensor.size(k_dim) == 1 ? (tensor.size(other) + 7) / 8 * 8 : tensor.stride(k_dim), false};
+    layout = {tensor.size(k_dim) == 1 ? (tensor.size(other) + 7) / 8 * 8 : tensor.stride(k_dim), false};
   }
 
   // Copies a matrix whose lines are not along k, or not across it, as asked for.
   void lay(int64_t k_dim, bool along_k) {
-    if (lies.k_contiguous == along_k) return;
+    if (layout.k_contiguous == along_k) return;
     const int64_t inner = along_k ? k_dim : 1 - k_dim;
     tensor = torch::stable::contiguous(inner == 1 ? tensor : torch::stable::transpose(tensor, 0, 1));
-    lies = {std::max<int64_t>(tensor.size(1), 1), along_k};
+    layout = {std::max<int64_t>(tensor.size(1), 1), along_k};
   }
 
  private:
-  std::optional<GemmOperand> layout(int64_t k_dim) const {
+  std::optional<GemmOperand> found_layout(int64_t k_dim) const {
     const int64_t d = tensor.dim(), other = k_dim == d - 1 ? d - 2 : d - 1;
     return gemm_operand(tensor.size(k_dim), tensor.stride(k_dim), tensor.size(other), tensor.stride(other));
   }

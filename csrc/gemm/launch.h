@@ -83,7 +83,7 @@ class GemmLaunch {
   }
 
   /// The product of an A in several matrices by the plan, and so with the bits, of the same A in one. False if that
-  /// plan does not read them where they lie; nothing was launched then.
+  /// plan does not read them in place; nothing was launched then.
   bool run_segments(const GemmProblem& q, const GemmTuning& tuning) {
     GemmProblem whole = q;
     whole.a = nullptr;  // as aligned as fresh memory
@@ -120,9 +120,9 @@ class GemmLaunch {
     if (plan.kernel == GemmKernel::kSm90) {
       const GemmSm90Config config{plan.tile, plan.splits, plan.swapped};
       if (const size_t bytes = gemm_repack_bytes(q)) {
-        const GemmProblem lies = q;
-        q = gemm_repacked(lies, call_.scratch(bytes));
-        call_.launch(gemm_repack, lies, q);
+        const GemmProblem given = q;
+        q = gemm_repacked(given, call_.scratch(bytes));
+        call_.launch(gemm_repack, given, q);
       }
       const Status status = call_.try_launch(gemm_sm90<T>, q, config, scratch(gemm_sm90_scratch(q, config)));
       if (std::string_view(status.message) == kGemmSm90HasNoMap) return false;
@@ -175,13 +175,13 @@ class GroupedLaunch {
   // False if gemm_sm90 does not take the problem; no result was computed then.
   template <class T>
   bool on_sm90(const GroupedProblem& p) {
-    GemmProblem lies = p.product;
-    if (!p.sums) lies.batch = p.groups;
+    GemmProblem given = p.product;
+    if (!p.sums) given.batch = p.groups;
     GroupedProblem taken = p;
-    const size_t bytes = gemm_repack_bytes(lies);
-    if (bytes > 0) taken.product = gemm_repacked(lies, call_.scratch(bytes));
+    const size_t bytes = gemm_repack_bytes(given);
+    if (bytes > 0) taken.product = gemm_repacked(given, call_.scratch(bytes));
     if (gemm_sm90_refuses_groups(taken)) return false;
-    if (bytes > 0) call_.launch(gemm_repack, lies, taken.product);
+    if (bytes > 0) call_.launch(gemm_repack, given, taken.product);
     const Status status = call_.try_launch(gemm_sm90_grouped<T>, taken);
     if (std::string_view(status.message) == kGemmSm90HasNoMap) return false;
     call_.check(status);

@@ -24,7 +24,7 @@ struct GemmChoice {
   bool operator==(const GemmChoice&) const = default;
 };
 
-/// A product as a profile knows it: not where its tensors lie.
+/// A product as a profile knows it: not the addresses of its tensors.
 struct GemmKey {
   int m, n, k, batch;
   bool m_major_a, n_major_b;
@@ -44,7 +44,7 @@ struct GemmPlan {
   GemmPhases phases;        ///< if any: run gemm_in_phases, then gemm_add_phases
   double microseconds = 0;  ///< predicted by the model
 
-  /// The operands as they lie, in one launch.
+  /// The operands as they are laid out, in one launch.
   bool is(const GemmChoice& c) const {
     return !repacked && phases.count == 0 && GemmChoice{kernel, tile, splits, swapped} == c;
   }

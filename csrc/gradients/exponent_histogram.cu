@@ -1,4 +1,4 @@
-// exponent_histogram: counts for each tensor how many of its values lie in each power of two, and how many are zero,
+// exponent_histogram: counts for each tensor how many of its values are in each power of two, and how many are zero,
 // infinite or NaN.
 //
 // Work: 2 bytes (16-bit) or 4 (fp32) an element, read once, a few integer instructions for its bin, and one increment

@@ -32,8 +32,8 @@ AK_HD float peak_value(uint32_t peak) { return float_of(peak & ~kNotFinite); }
 // Squares of fp32 values below 2^-75 are 0 in fp32, and below 2^-63 they lose bits: each loses up to 2^-150. If a sum
 // of at most 2^6 of them is below kSmallSum, that exceeds its rounding error, so the sum is formed once more from
 // values multiplied by kLift. Nothing overflows then (values below 2^-60 become values below 2^-28), and the remaining
-// loss, 2^-214 a square, is negligible beside the smallest fp32 result. Sums that overflow need no such care: squares
-// are positive, so the result overflows as well.
+// loss, 2^-214 a square, is negligible compared with the smallest fp32 result. Sums that overflow need no such care:
+// squares are positive, so the result overflows as well.
 inline constexpr float kSmallSum = 0x1p-120f;
 inline constexpr float kLift = 0x1p32f;
 inline constexpr double kUnlift = 0x1p-64;  // of the sum

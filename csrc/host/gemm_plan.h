@@ -52,14 +52,16 @@ struct GemmQuestion {
     request.plain = request.plain && sums;
     request.in_registers = request.in_registers && sums;
     request.tma_epilogue = request.tma_epilogue && request.tma_output;
-    GemmProblem lies{};  // at an address that is aligned
-    lies.m = m, lies.n = n, lies.k = k, lies.batch = request.batch;
-    lies.m_major_a = request.m_major_a, lies.n_major_b = request.n_major_b;
-    take("ld_a", lies.ld_a);
-    take("ld_b", lies.ld_b);
+    GemmProblem aligned{};  // at an address that is aligned
+    aligned.m = m, aligned.n = n, aligned.k = k, aligned.batch = request.batch;
+    aligned.m_major_a = request.m_major_a, aligned.n_major_b = request.n_major_b;
+    take("ld_a", aligned.ld_a);
+    take("ld_b", aligned.ld_b);
     const int length_a = request.m_major_a ? m : k, length_b = request.n_major_b ? n : k;
-    set_rows(request, 2 * (lies.ld_a > 0 ? lies.ld_a : length_a), 2 * (lies.ld_b > 0 ? lies.ld_b : length_b));
-    if (lies.ld_a > 0 && lies.ld_b > 0 && request.plain && !request.tma_operands()) request.phases = gemm_phases(lies);
+    set_rows(request, 2 * (aligned.ld_a > 0 ? aligned.ld_a : length_a),
+             2 * (aligned.ld_b > 0 ? aligned.ld_b : length_b));
+    if (aligned.ld_a > 0 && aligned.ld_b > 0 && request.plain && !request.tma_operands())
+      request.phases = gemm_phases(aligned);
     each_rate([this](const char* name, double& rate) { take(name, rate); });
     if (taken_ != pybind11::len(given))
       throw std::invalid_argument("an unknown argument in " + pybind11::str(given).cast<std::string>());

@@ -102,6 +102,12 @@ py::array_t<uint16_t> round_random(const Floats& x, const std::string& dtype, ui
   });
 }
 
+py::array_t<uint64_t> random_groups(const py::array_t<uint64_t, py::array::c_style>& groups, uint64_t first,
+                                    uint32_t width, uint32_t pitch) {
+  const RandomPlace place = random_place(0, first, width, pitch);
+  return map<uint64_t>(groups, [&](uint64_t q, py::ssize_t) { return place.group(q); });
+}
+
 std::tuple<py::array_t<uint16_t>, py::array_t<int16_t>> split(const Floats& x, const std::string& dtype) {
   return with_half(dtype, [&](auto half) {
     using T = decltype(half);
@@ -332,6 +338,7 @@ PYBIND11_MODULE(_host, m) {
   m.def("to_float", &ak::widen, "codes"_a.noconvert(), "dtype"_a);
   m.def("round_to", &ak::round_nearest, "x"_a, "dtype"_a);
   m.def("round_half_away", &ak::round_away, "x"_a, "dtype"_a);
+  m.def("random_groups", &ak::random_groups, "groups"_a, "first"_a, "width"_a, "pitch"_a);
   m.def("round_stochastic", &ak::round_random, "x"_a, "dtype"_a, "seed"_a, "step"_a, "param"_a);
   m.def("split_master", &ak::split, "x"_a, "dtype"_a);
   m.def("split_master24", &ak::split24, "x"_a, "dtype"_a, "random8"_a);

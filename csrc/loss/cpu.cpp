@@ -52,7 +52,7 @@ AK_SIMD_CLONES void gradient_span(const float* __restrict e, float slope, const 
 }
 
 // The rows of a block: with few classes enough rows that the calls and the latency of logarithms, paid once a block,
-// are small beside its exponentials.
+// are small compared with its exponentials.
 constexpr int64_t kMostRows = 64, kBlock = 4 * kTile;
 int64_t rows_of_block(int64_t classes) { return std::clamp<int64_t>(kBlock / classes, 1, kMostRows); }
 using OfRows = float[kMostRows];

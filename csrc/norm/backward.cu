@@ -23,8 +23,8 @@
 // them: a block takes a strip of columns and every n-th row, with four rows in flight a thread, 48 KB an SM in 16 bits.
 // It reads both matrices again, 4 bytes an element.
 //
-// The branch's gradient is the stored one, perhaps through dropout whose mask is recomputed, in the branch's dtype: 2
-// bytes an element written, where a kernel of its own would read 4 and write 2.
+// The branch's gradient is the stored one, optionally through dropout whose mask is recomputed, in the branch's dtype:
+// 2 bytes an element written, where a kernel of its own would read 4 and write 2.
 //
 // Traps: no atomics, whose order would change the bits from run to run. A block without a row has no slot, so the grid
 // is never larger than the number of rows. The blocks of a cluster have the same rows, so that each waits for as many

@@ -13,7 +13,7 @@
 // - Beyond (resident): the row stays in its slot of shared memory through the passes; the sum replaces the residual.
 // Two
 //   rows of 32,768 16-bit columns (64 KB each) share an SM, each with 16 warps, so one is prefetched while the other is
-//   in work; without a residual the last pass issues the copies of the next row behind its own reads. In fp32 two rows
+//   in work; without a residual the last pass issues the copies of the next row after its own reads. In fp32 two rows
 //   of up to 29,000 columns fit.
 // - One row fits (wide ring): up to 32,768 columns its 128 KB move to the registers of 16 warps, 64 columns a thread,
 // so

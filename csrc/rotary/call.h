@@ -1,4 +1,4 @@
-// The calls of rotary embedding of queries and keys, perhaps behind an RMS norm of each head, and of its gradient.
+// The calls of rotary embedding of queries and keys, optionally after an RMS norm of each head, and of its gradient.
 #pragma once
 #include <cstdint>
 

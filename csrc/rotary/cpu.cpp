@@ -1,9 +1,9 @@
 // rotary_forward and rotary_backward on the CPU.
 //
-// Work: reads each head once and writes it once; backward of a norm reads the heads beside their gradients. Plan: a
-// token at a time, whose cosines and signed sines are brought into the order of pairs once for all of its heads. Heads
-// are independent; gradients of the weights are summed in strips of tokens (base/cpu/column_sums.h): the same bits for
-// any number of threads.
+// Work: reads each head once and writes it once; backward of a norm also reads the heads, in addition to their
+// gradients. Plan: a token at a time, whose cosines and signed sines are brought into the order of pairs once for all
+// of its heads. Heads are independent; gradients of the weights are summed in strips of tokens
+// (base/cpu/column_sums.h): the same bits for any number of threads.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>

@@ -1,8 +1,8 @@
-// rotary_forward and rotary_backward: queries and keys turn by the angles of their tokens, perhaps behind an RMS norm
+// rotary_forward and rotary_backward: queries and keys turn by the angles of their tokens, optionally after an RMS norm
 // of each head.
 //
-// Work: reads each head and writes it, 4 bytes an element in 16 bits; backward of a norm reads the heads beside their
-// gradients, 6 bytes. Some 10 to 20 instructions an element, so memory bandwidth is the limit. Cosines and sines are
+// Work: reads each head and writes it, 4 bytes an element in 16 bits; backward of a norm also reads the heads: 6
+// bytes. Some 10 to 20 instructions an element, so memory bandwidth is the limit. Cosines and sines are
 // read once a token, 1 / heads of the traffic.
 //
 // Plan: a warp takes a token. It is cut into teams of 1 to 32 lanes; a team takes a head, a lane holds a vector of
@@ -33,7 +33,7 @@ constexpr int kAhead = 2;
 
 /// Columns that a lane holds: kVectors times two vectors, with kVec pairs between them. Halves: the first vector has
 /// the first elements of the pairs. Interleaved: each vector has whole pairs, unless it is one element, and the second
-/// vector lies half a head behind the first, so that a team's stores fill sectors.
+/// vector lies half a head after the first, so that a team's stores fill sectors.
 template <int kVec>
 struct Slice {
   static constexpr int kVectors = kVec == 1 ? 4 : 1, kPairs = kVec * kVectors;
@@ -89,7 +89,7 @@ AK_DEVICE void unpack_pairs(Pairs<kVec>& pairs, const Slice<kVec>& slice, int v,
   }
 }
 
-/// This lane's cosines, sines or weights from element `at` on, 0 behind the `columns` that there are.
+/// This lane's cosines, sines or weights from element `at` on, 0 past the `columns` that there are.
 template <int kVec>
 AK_DEVICE void load_factors(Pairs<kVec>& pairs, const Slice<kVec>& slice, const void* data, DType dtype, int64_t at,
                             int columns) {
@@ -107,8 +107,8 @@ AK_DEVICE void load_factors(Pairs<kVec>& pairs, const Slice<kVec>& slice, const 
   });
 }
 
-/// This lane's part of a head as it lies in memory, so that loads of several heads are issued before the first is used,
-/// whatever their types are. 8 columns of a vector have 16 bits each.
+/// This lane's part of a head as it is laid out in memory, so that loads of several heads are issued before the first
+/// is used, whatever their types are. 8 columns of a vector have 16 bits each.
 template <int kVec>
 struct HeldHead {
   static constexpr int kWords = kVec == 8 ? 4 : kVec;
@@ -237,7 +237,7 @@ AK_DEVICE float deviation_of(const Pairs<kVec>& x, const Slice<kVec>& slice, con
   }
 }
 
-/// The turn, forward behind the norm, or the gradient of a turn without a norm.
+/// The turn, forward after the norm, or the gradient of a turn without a norm.
 template <int kVec, bool kNorm>
 AK_KERNEL(kTurnThreads, kTurnBlocks)
 rotary_turn_kernel(AK_PARAM(Rotary) p, bool transposed) {

@@ -29,12 +29,10 @@ struct alignas(16) UpdateRow {
   float clip;  // negative when maximizing
   // Extras; last, so that the kernel without them need not load them.
   float ema_take;
-  uint32_t step, index;
-  uint64_t first_group;
+  uint32_t step;
+  RandomPlace random;
 
-  AK_DEVICE RoundingKey<const PhiloxKeys&> key(const PhiloxKeys& seed) const {
-    return {seed, step, index, first_group};
-  }
+  AK_DEVICE RoundingKey<const PhiloxKeys&> key(const PhiloxKeys& seed) const { return {seed, step, random}; }
 };
 
 template <class Rule, bool kExtras>

@@ -1,5 +1,5 @@
 // The call of an update op on any device: its arguments, unpacked once, the checks that keep every access of the step
-// inside its tensor, and the registration of a rule's ops. State lies in flat blocks, see
+// inside its tensor, and the registration of a rule's ops. State is stored in flat blocks, see
 // amp_kernels/_updates/state.py.
 #pragma once
 
@@ -156,6 +156,23 @@ inline uint8_t* exponents_of(const char* op, ArgName param, const BlockBuffer& m
   return reinterpret_cast<uint8_t*>(moment.data) + codes + row.offset / kBlock8;
 }
 
+// Of the row's random bits.
+inline RandomPlace place_of(const char* op, ArgName place, const TableRow& row) {
+  constexpr int64_t kGroup = 8, kMost = int64_t{1} << 34;
+  AK_CHECK(row.index >= 0, op, ": ", place, " has index ", row.index, "; accepted: 0 to ", INT64_MAX);
+  if (row.width != 0 || row.pitch != 0) {
+    AK_CHECK(row.width > 0 && row.width <= row.pitch && row.pitch <= kMost && row.width % kBlock8 == 0 &&
+                 row.pitch % kBlock8 == 0,
+             op, ": ", place, " has width ", row.width, " and pitch ", row.pitch, "; accepted: multiples of ", kBlock8,
+             ", a width of at most the pitch and a pitch of at most 2^34, or 0 and 0");
+    AK_CHECK(row.numel % row.width == 0 && row.numel <= kMost, op, ": ", place, " has width ", row.width, " and ",
+             row.numel, " elements; accepted: whole rows, at most 2^34 elements");
+  }
+  const uint64_t first = static_cast<uint64_t>(row.index) / (uint64_t{1} << 32) * (kBlock8 / kGroup);
+  return random_place(static_cast<uint32_t>(row.index), first, static_cast<uint32_t>(row.width / kGroup),
+                      static_cast<uint32_t>(row.pitch / kGroup));
+}
+
 inline Master master_kind(ScalarType dtype) {
   return dtype == ScalarType::Short ? Master::kSplit : dtype == ScalarType::Char ? Master::kSplit24 : Master::kFloat32;
 }
@@ -168,7 +185,6 @@ Param param_of(const UpdateCall& call, const std::vector<Block>& blocks, const T
   const int64_t count = static_cast<int64_t>(blocks.size()), groups = static_cast<int64_t>(call.flags.size());
   AK_CHECK(row.block >= 0 && row.block < count, op, ": ", place, " names block ", row.block, "; there are ", count);
   AK_CHECK(row.group >= 0 && row.group < groups, op, ": ", place, " names group ", row.group, "; there are ", groups);
-  AK_CHECK(row.index >= 0, op, ": ", place, " has index ", row.index, "; accepted: 0 to ", INT64_MAX);
   const Block& block = blocks[static_cast<size_t>(row.block)];
   const ScalarType dtype = static_cast<ScalarType>(row.param_dtype);
   const auto piece = [&](const BlockBuffer& buffer, bool optional = true) {
@@ -196,8 +212,7 @@ Param param_of(const UpdateCall& call, const std::vector<Block>& blocks, const T
   p.ema = static_cast<float*>(piece(block.ema));
   p.group = static_cast<int>(row.group);
   p.stochastic = (call.flags[static_cast<size_t>(row.group)] & kStochastic) != 0;
-  p.index = static_cast<uint32_t>(row.index);
-  p.first_group = static_cast<uint64_t>(row.index) / (uint64_t{1} << 32) * (kBlock8 / 8);
+  p.random = place_of(op, place, row);
   AK_CHECK(!p.master || is_half(dtype), op, ": ", name, " is ", dtype_name(dtype),
            " and its block has masters; accepted: float16, bfloat16");
   AK_CHECK(!p.shadow || (dtype == ScalarType::Float && is_half(block.shadow.dtype)), op, ": ", name, " is ",
@@ -238,6 +253,8 @@ inline TableRow checked_row(const char* op, const Tensor& param, const Tensor& g
           place[2],
           place[3],
           place[4],
+          place[5],
+          place[6],
           dims < 2 ? 1 : param.size(dims - 2),
           dims < 1 ? 1 : param.size(dims - 1)};
 }
@@ -259,10 +276,10 @@ void for_each_row(const UpdateCall& call, const CheckPlace& check_place, const V
            " grads");
   check_dtype(op, {"layout"}, layout, {ScalarType::Long});
   AK_CHECK(layout.is_cpu(), op, ": layout must be on the CPU");
-  AK_CHECK(layout.dim() == 2 && layout.size(0) == count && layout.size(1) == 5 && layout.is_contiguous(), op,
-           ": layout must be contiguous with shape (", count, ", 5); got shape ", Ints{layout.sizes()});
+  AK_CHECK(layout.dim() == 2 && layout.size(0) == count && layout.size(1) == 7 && layout.is_contiguous(), op,
+           ": layout must be contiguous with shape (", count, ", 7); got shape ", Ints{layout.sizes()});
   const int64_t* place = static_cast<const int64_t*>(layout.const_data_ptr());
-  for (; i < count; ++i, place += 5) {
+  for (; i < count; ++i, place += 7) {
     const Tensor &param = call.params[static_cast<size_t>(i)], &grad = call.grads[static_cast<size_t>(i)];
     check_place({"params", i}, param);
     check_place({"grads", i}, grad);

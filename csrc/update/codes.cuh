@@ -1,10 +1,8 @@
 #pragma once
 // Moments in 8 bits (base/block8.h) in registers: a thread has eight elements of a block, which four lanes share, or
 // one of a block that a warp shares.
-#include <type_traits>
 #include <utility>
 
-#include "base/block8.h"
 #include "base/permute_bytes.h"
 #include "device/memory.cuh"
 #include "device/warp.cuh"
@@ -19,10 +17,6 @@ struct Codes {
   uint32_t exponent;
   bool normal;  // eight elements, after encode_codes: all are in the upper binades
 };
-
-/// The format of moment m.
-template <class Rule, int m>
-using CodeOf = std::conditional_t<is_unsigned<Rule>(m), UnsignedCode8, SignedCode8>;
 
 /// Calls f<m>() for m = 0 .. N - 1.
 template <int N, class F>

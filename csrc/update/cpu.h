@@ -13,6 +13,8 @@
 #include "base/cpu/tile.h"
 #include "gradients/clip.h"
 #include "update/call.h"
+#include "update/cpu_moments.h"
+#include "update/cpu_plain8.h"
 #include "update/ema.h"
 
 namespace ak {
@@ -31,42 +33,24 @@ float* load_weights(const Param& p, int64_t at, int64_t n, float* buffer);
 // Writes the weight of parameter, remainder and shadow, rounded.
 void store_weights(const Param& p, const float* weights, int64_t at, int64_t n, TileNumbers& numbers);
 
-// Elements [at, at + n) of moment k: in place if it is stored in fp32, else in `buffer`. `at` is a multiple of 32.
-float* load_moment(const Param& p, int k, bool is_unsigned, int64_t at, int64_t n, float* buffer);
-
-// Writes them, rounded. fp32 moments have been changed in place.
-void store_moment(const Param& p, int k, bool is_unsigned, const float* values, int64_t at, int64_t n,
-                  TileNumbers& numbers);
-
-template <typename Rule>
-void store_moments(const Param& p, float* const* moments, int64_t at, int64_t n, TileNumbers& numbers) {
-  for (int k = 0; k < Rule::kMoments; ++k) {
-    if (p.moments[k]) store_moment(p, k, is_unsigned<Rule>(k), moments[k], at, n, numbers);
-  }
-}
-
 // Moves the fp32 averages [at, at + n) of the parameter towards its new weights.
 void update_ema(const Param& p, const float* weights, int64_t at, int64_t n, float take);
 
 // Cuts the parameters into chunks and tiles and calls, for each tile and on several threads, update(index of the
-// parameter, its weights, its gradients, its moments (null if absent), first element, n, random numbers), which stores
-// the moments, and then finish(index of the parameter, its weights, first element, n, random numbers). The tiles of a
-// chunk come in order, on one thread. `key_of(index of the parameter)`: of the random numbers.
-template <typename Rule, typename KeyOf, typename Update, typename Finish>
+// parameter, its weights, its gradients, first element, n, random numbers), which loads and stores the moments, and
+// then finish(index of the parameter, its weights, first element, n, random numbers). The tiles of a chunk come in
+// order, on one thread. `key_of(index of the parameter)`: of the random numbers.
+template <typename KeyOf, typename Update, typename Finish>
 void for_each_tile(const std::vector<Param>& params, const KeyOf& key_of, const Update& update, const Finish& finish) {
   for_each_chunk(make_chunks(params), [&](int64_t, const Chunk& chunk) {
-    alignas(64) float buffers[2 + kMaxMoments][kTile];
+    alignas(64) float buffers[2][kTile];
     const Param& p = params[static_cast<size_t>(chunk.tensor)];
     for (int64_t at = chunk.begin; at < chunk.end; at += kTile) {
       const int64_t n = std::min(kTile, chunk.end - at);
       float* weights = load_weights(p, at, n, buffers[0]);
       const float* grads = load_tile(p.grad, p.grad_dtype, at, n, buffers[1]);
-      float* moments[kMaxMoments] = {};
-      for (int k = 0; k < Rule::kMoments; ++k) {
-        if (p.moments[k]) moments[k] = load_moment(p, k, is_unsigned<Rule>(k), at, n, buffers[2 + k]);
-      }
       TileNumbers numbers(key_of(chunk.tensor), at, n);
-      update(chunk.tensor, weights, grads, moments, at, n, numbers);
+      update(chunk.tensor, weights, grads, at, n, numbers);
       finish(chunk.tensor, weights, at, n, numbers);
     }
   });
@@ -90,7 +74,7 @@ struct KeyOf {
 
   RandomKey operator()(int64_t index) const {
     const size_t i = static_cast<size_t>(index);
-    return {seed, shared[i].step, params[i].index, params[i].first_group};
+    return {seed, shared[i].step, params[i].random};
   }
 };
 
@@ -112,7 +96,7 @@ std::vector<SharedByParam<Rule>> begin_step(const std::vector<Param>& params, co
   for (const Param& p : params) {
     const size_t group = static_cast<size_t>(p.group);
     *p.step += 1.0f;
-    // The scalars take powers of doubles: computed anew only where group or step changes.
+    // The scalars take powers of doubles: recomputed only where group or step changes.
     const bool known = last != nullptr && last->group == p.group && *last->step == *p.step;
     last = &p;
     shared.push_back({known ? shared.back().scalars : Rule::scalars(options[group], *p.step),
@@ -139,10 +123,34 @@ AK_SIMD_CLONES void update_span(int64_t n, float inv_scale, float clip, const ty
 }
 
 template <typename Rule, bool kOptional, typename... Arguments>
-void update_tile(float* const* moments, const Arguments&... arguments) {
+void update_moments(float* const* moments, const Arguments&... arguments) {
   [&]<size_t... k>(std::index_sequence<k...>) {
     update_span<Rule, kOptional>(arguments..., moments[k]...);
   }(std::make_index_sequence<kOptional ? Rule::kMoments : Rule::kRequiredMoments>{});
+}
+
+// A tile with its moments.
+template <typename Rule, bool kOptional>
+void update_tile(const Param& p, const SharedByParam<Rule>& shared, float inv_scale, float* weights, const float* grads,
+                 int64_t at, int64_t n, TileNumbers& numbers) {
+  const auto general = [&](int64_t first, int64_t count) __attribute__((noinline)) {
+    TileMoments<Rule> moments;
+    moments.load(p, at + first, count);
+    update_moments<Rule, kOptional>(moments.of, count, inv_scale, shared.clip, shared.scalars, grads + first,
+                                    weights + first);
+    if constexpr (!kHasStage<Rule>) moments.store(p, at + first, count, first, numbers);
+  };
+  int64_t done = 0;
+#if AK_HAS_PLAIN8
+  if constexpr (!kHasStage<Rule> && (kOptional || Rule::kRequiredMoments > 0)) {
+    if (p.in_8_bits() && n >= plain8::kGroup && vector_bits() == 512) {
+      done = n / plain8::kGroup * plain8::kGroup;
+      plain8::update<Rule, kOptional>(p, at, done, weights, grads, numbers, shared.scalars, inv_scale, shared.clip,
+                                      general);
+    }
+  }
+#endif
+  if (done < n) general(done, n - done);
 }
 
 // The first walk of a rule with a stage and what it computes from whole tensors. Specialized in update/rules/cpu_X.cpp,
@@ -163,17 +171,13 @@ void take_step(const UpdateCall& call) {
     run_stage<Rule>(params, shared, step.inv_scale, static_cast<uint64_t>(call.seed), call.half());
     if (!call.second) return;
   }
-  for_each_tile<Rule>(
+  for_each_tile(
       params, KeyOf<Rule>{params, shared, static_cast<uint64_t>(call.seed)},
-      [&](int64_t index, float* p, const float* g, float* const* moments, int64_t at, int64_t n, TileNumbers& numbers) {
+      [&](int64_t index, float* weights, const float* grads, int64_t at, int64_t n, TileNumbers& numbers) {
         const size_t i = static_cast<size_t>(index);
-        const auto& s = shared[i];
-        if (Rule::kMoments > Rule::kRequiredMoments && moments[Rule::kMoments - 1]) {
-          update_tile<Rule, true>(moments, n, step.inv_scale, s.clip, s.scalars, g, p);
-        } else {
-          update_tile<Rule, false>(moments, n, step.inv_scale, s.clip, s.scalars, g, p);
-        }
-        if constexpr (!kHasStage<Rule>) store_moments<Rule>(params[i], moments, at, n, numbers);
+        const bool optional = Rule::kMoments > Rule::kRequiredMoments && params[i].moments[Rule::kMoments - 1];
+        const auto update = optional ? update_tile<Rule, true> : update_tile<Rule, false>;
+        update(params[i], shared[i], step.inv_scale, weights, grads, at, n, numbers);
       },
       [&](int64_t index, const float* weights, int64_t at, int64_t n, TileNumbers& numbers) {
         const size_t i = static_cast<size_t>(index);

@@ -36,7 +36,9 @@
 // for parameters that are pieces of tensors: between the halves the caller adds up the sums of the pieces.
 #pragma once
 
-#include "base/config.h"
+#include <type_traits>
+
+#include "base/block8.h"
 
 namespace ak {
 
@@ -49,6 +51,10 @@ constexpr bool is_unsigned(int k) {
   if constexpr (requires { Rule::kUnsigned; }) return (Rule::kUnsigned >> k & 1) != 0;
   return false;
 }
+
+// The format of moment m in 8 bits.
+template <class Rule, int m>
+using CodeOf = std::conditional_t<is_unsigned<Rule>(m), UnsignedCode8, SignedCode8>;
 
 // Bits of a group's flags. kStochastic: 16-bit parameters without a master are rounded stochastically (base/philox.h).
 enum UpdateFlag : int64_t {

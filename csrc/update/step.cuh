@@ -46,8 +46,7 @@ struct PrepareArgs {
   const float* lr[N];
   const double* weight_decay[N];
   float ema_take[N];
-  uint32_t index[N];
-  uint64_t first_group[N];
+  RandomPlace random[N];
   bool maximize[N];
 };
 
@@ -72,8 +71,7 @@ update_prepare_kernel(AK_PARAM(PrepareArgs<Rule, kTensors>) args, AK_PARAM(StepD
   if (args.maximize[i]) row.clip = -row.clip;
   row.ema_take = args.ema_take[i];
   row.step = static_cast<uint32_t>(step);
-  row.index = args.index[i];
-  row.first_group = args.first_group[i];
+  row.random = args.random[i];
   store(rows + i, row);
 }
 
@@ -139,7 +137,9 @@ update_kernel(AK_PARAM(UpdateArgs<Rule, kExtras, kTensors>) args, AK_PARAM(StepD
     with_weight<kExtras>(args.kind[tensor], [&]<class Weight>(Weight) {
       auto update = [&]<bool kOptional>(std::bool_constant<kOptional>) {
         for_each_share<kThreads>(span, args.aligned[tensor], [&]<int V>(int64_t i) {
-          update_elements<Rule, kExtras, kOptional, Weight, V>(t, row, seed, i);
+          constexpr bool kTight = kExtras && Rule::kExtrasBlocksPerSm > 2;  // no registers for addresses
+          update_elements<Rule, kExtras, kOptional, Weight, V>(kTight ? args.operands(opaque(tensor)) : t, row, seed,
+                                                               i);
         });
       };
       if constexpr (kMomentsOf<Rule, kExtras> > Rule::kRequiredMoments) {
@@ -181,8 +181,7 @@ Status prepare_rows(std::span<const Param> params, std::span<const ParamGroup<ty
       args.lr[i] = group.lr;
       args.weight_decay[i] = group.weight_decay;
       args.ema_take[i] = ema_take(group.ema_decay);
-      args.index[i] = p.index;
-      args.first_group[i] = p.first_group;
+      args.random[i] = p.random;
       args.maximize[i] = group.maximize;
     }
     const LaunchConfig config{.name = "update_prepare",

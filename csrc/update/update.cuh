@@ -163,16 +163,16 @@ inline WeightPlace weight_place(const Param& p) {
 template <class Seed>
 struct RoundingKey {
   Seed seed;
-  uint32_t step, index;
-  uint64_t first_group;
+  uint32_t step;
+  RandomPlace place;
 };
 
 /// The random numbers, times kScale, of one value of elements i .. i + V - 1 (base/philox.h): eight, aligned to eight,
 /// share one call of Philox. A thread that needs them for several values makes the call once.
 template <uint32_t kScale = 1, class Seed, int V>
 AK_DEVICE void random_numbers(const RoundingKey<Seed>& key, int value, int64_t i, uint32_t (&random)[V]) {
-  const uint64_t group = key.first_group + static_cast<uint64_t>(i) / 8;
-  const Philox4 bits = rounding_bits(key.seed, key.step, key.index, group);
+  const uint64_t group = key.place.group(static_cast<uint64_t>(i) / 8);
+  const Philox4 bits = rounding_bits(key.seed, key.step, key.place.index, group);
   if constexpr (V == 8) {
     AK_UNROLL
     for (int j = 0; j < 8; j++) random[j] = random16<kScale>(bits, j, value);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/philox.h"
 #include "device/status.h"
 
 namespace ak {
@@ -24,7 +25,7 @@ struct MatrixShape {
   bool operator==(const MatrixShape&) const = default;
 };
 
-/// One parameter with its state. Every pointer is to its first element, aligned to the element; elements lie in the
+/// One parameter with its state. Every pointer is to its first element, aligned to the element; elements are in the
 /// same order everywhere.
 struct Param {
   int64_t numel;
@@ -40,10 +41,9 @@ struct Param {
   void* master;                      ///< fp32, int16 or int8 by `master_kind`; null for kNone
   void* shadow;                      ///< 16-bit copy of an fp32 param, or null
   DType shadow_dtype;
-  float* ema;            ///< running average of the fp32 weight, or null
-  bool stochastic;       ///< a 16-bit param that is its own master is rounded stochastically
-  uint32_t index;        ///< the parameter's number, part of the key of its random bits (base/philox.h)
-  uint64_t first_group;  ///< of its random bits: the group of its first element, 0 unless it is a piece of a parameter
+  float* ema;          ///< running average of the fp32 weight, or null
+  bool stochastic;     ///< a 16-bit param that is its own master is rounded stochastically
+  RandomPlace random;  ///< of its random bits
   int group;
 
   bool in_8_bits() const { return exponents[0] != nullptr; }

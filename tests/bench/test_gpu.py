@@ -49,7 +49,7 @@ assert after == "gemm 8x8x8 NT bf16"
         (f"progress.write_text({CEILINGS!r}); sys.exit(3)", [f"FAILED (exit 3) in {CEILINGS}"]),
         ("progress.write_text('always'); sys.exit(3)", ["FAILED (exit 3) in always"] * 2),
     ],
-    ids=["passes", "wrong", "goes on behind a case that ends the process", "no ceilings", "the same case again"],
+    ids=["passes", "wrong", "continues after a case that ends the process", "no ceilings", "the same case again"],
 )
 def test_a_part_is_run_again_behind_the_case_that_ended_it(tmp_path, script, expected):
     outcomes, calls = play(tmp_path, script)

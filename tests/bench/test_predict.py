@@ -105,6 +105,39 @@ def test_measured_times_of_this_package_stand_beside_the_prediction(measured_run
     assert tables.trained("gpt2-124m", "torch eager") == STEPS["gpt2-124m", "torch eager"]
 
 
+def test_speedups_compare_one_run_and_today_s_plan(tmp_path):
+    nn, tt = ({"op": "gemm", "shape": f"4096x4096x4096 {layout}", "dtype": "bf16"} for layout in ("NN", "TT"))
+    told = {"status": "ok", "device": "NVIDIA H200", "date": "2026-01-02T03:04:05+00:00", "commit": "a"}
+    ours, cublas = {**told, "provider": "amp_kernels", "p20_us": 200.0}, {**told, "provider": "torch", "p20_us": 210.0}
+    large, small = "sm90 128x256 cluster 2x1, 2 consumers", "sm90 64x128 cluster 1x1, 1 consumers, 2 splits"
+    nt, tn = ({**nn, "shape": f"4096x4096x4096 {layout}"} for layout in ("NT", "TN"))
+    gone = {**ours, "shape": "2048x2048x2048 NT", "plan": "sm90 128x128 cluster 4x1, 2 consumers"}
+    write(
+        tmp_path,
+        "rows",
+        [
+            *({**product, **cublas} for product in (nn, nt, tt)),
+            {**nn, **ours, "plan": large},
+            {**nt, **ours, "plan": small},
+            {**tt, **ours, "plan": large, "commit": "b"},
+            {**tn, **ours, "plan": large},
+            {**nn, **gone},
+            {**nn, **cublas, "shape": "2048x2048x2048 NT"},
+        ],
+    )
+    measured.use(tmp_path)
+    try:
+        found = tables.speedups(H200)
+        assert found.keys() == {"4096x4096x4096 NN", "4096x4096x4096 NT"}
+        assert found["4096x4096x4096 NN"] == pytest.approx(1.05)  # today's plan was timed
+        shape = Shape(4096, 4096, 4096, "NT")
+        slower = tables.model_us(shape, H200, small) / tables.model_us(shape, H200, large)
+        assert slower > 1.1
+        assert found["4096x4096x4096 NT"] == pytest.approx(1.05 * slower)
+    finally:
+        measured.use(measured.H200)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_training_steps_are_those_measured(name):
     found = steps(MODELS[name], H200)

@@ -164,6 +164,9 @@ BUDGETS = {
         whole_sectors=True, why="3 types" + ELEMENTWISE),
     "activation_backward_kernel": Budget(registers=64, shared=0, blocks=8, wide_loads=3 * 2 + 2, in_flight=24,
         whole_sectors=True, why="3 types, two also with gradients in fp32" + ELEMENTWISE),
+    "activation_backward_sums_kernel": Budget(registers=64, shared=8192, blocks=4, wide_loads=2 * 2 * 2, in_flight=64,
+        whole_sectors=True,
+        why="2 types; two rows of two operands on their way to a thread; 4 blocks of 256 share an SM"),
     "swiglu_backward_kernel": Budget(registers=64, shared=0, blocks=4, wide_loads=3 * 3 + 2, in_flight=32,
         whole_sectors=True, why="3 types, two also with gradients in fp32" + ELEMENTWISE),
     "dropout_kernel": Budget(registers=64, shared=0, blocks=8, wide_loads=2 * (2 + 1), in_flight=16, whole_sectors=True,
@@ -183,7 +186,7 @@ BUDGETS = {
         opcodes={"LDGSTS": 2 * 2 + 2 + 27, "LDG.E.64": 2 * 18 * 2 * 4},
         why="two rows of 512 threads share an SM, with 16 columns of 16-bit weights and biases on their way to a "
             "thread, which three types of rows and three of results read; with and without a residual, copies of two "
-            "matrices in front of the loop, in the loop of both, and behind each of 27 last passes without"),
+            "matrices in front of the loop, in the loop of both, and after each of 27 last passes without"),
     "norm_forward_kernel": Budget(registers=128, shared=1024, whole_sectors=True,
         why="16 columns of the row, of the weight and of the bias; 512 threads share an SM"),
     "norm_backward_ring_kernel": Budget(registers=255, shared=0, whole_sectors=True,

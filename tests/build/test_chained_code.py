@@ -4,15 +4,12 @@ nvcc, no GPU."""
 from __future__ import annotations
 
 import shutil
-import subprocess
 
 import pytest
 
-from amp_kernels.testing.patience import PATIENCE
-
 from ..cuobjdump import cuobjdump
-from .gemm_instance import ROOT
 from .listing import parse
+from .machine_code import compile_cubin
 from .main_loop import faults
 
 SOURCE = """#include "gemm/sm90/chained.cuh"
@@ -28,10 +25,7 @@ template __global__ void gemm_sm90_kernel<bf16, Major::kMN, Major::kMN, true, Ch
 def test_sums_start_from_c(tmp_path):
     source, cubin = tmp_path / "chained.cu", tmp_path / "chained.cubin"
     source.write_text(SOURCE)
-    options = ["-std=c++20", "--fmad=false", "--expt-relaxed-constexpr", "-gencode=arch=compute_90a,code=sm_90a"]
-    command = ["nvcc", *options, "-I", ROOT / "csrc", "-cubin", "-o", cubin, source]
-    run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
-    assert "serialized" not in run.stdout + run.stderr
+    assert "serialized" not in compile_cubin(source, cubin)
     ((_, code),) = parse(cuobjdump("-sass", cubin)).items()
     code = list(code.values())
     assert not faults(code, 128, 1)

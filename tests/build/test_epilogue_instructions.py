@@ -186,7 +186,7 @@ def arguments(folder: Path, tile: int, as_float: bool) -> tuple[int, dict[str, b
 
 
 def constants(data: bytes) -> bytes:
-    """The first constant bank: blocks and threads of the launch, then, behind five tensor maps, the arguments."""
+    """The first constant bank: blocks and threads of the launch, then, after five tensor maps, the arguments."""
     bank = bytearray(0x500)
     bank[0x0:0x4] = (384).to_bytes(4, "little")
     bank[0xC:0x10] = (2).to_bytes(4, "little")

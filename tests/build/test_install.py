@@ -101,13 +101,34 @@ def test_only_the_named_parts_are_built(tmp_path):
     )
 
 
-def test_the_build_tells_its_progress(tmp_path):
-    """The first line, before anything is compiled, names the parts and estimates the time."""
+def test_a_part_built_in_place_leaves_the_others(tmp_path):
+    """Those older than a source of theirs go. The first line, before anything is compiled, names the parts and estimates the time."""
+    compiler = tmp_path / "c++"  # makes nothing of host.cpp, at once
+    compiler.write_text('#!/bin/sh\ncase "$*" in *host.cpp*) exit 1;; esac\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
     copy = tmp_path / "source"
     run("git", "clone", "--quiet", ROOT, copy)
-    told = run(sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", cwd=copy, AMP_KERNELS_PARTS="host")
-    first, *_ = told.stdout.splitlines()
+    (copy / "setup.py").write_bytes((ROOT / "setup.py").read_bytes())
+    package = copy / "amp_kernels"
+    options = {"AMP_KERNELS_PARTS": "host", "CXX": str(compiler), "CUDA_HOME": "/nonexistent"}
+
+    def build_host() -> tuple[str, dict]:
+        told = run(sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", cwd=copy, **options).stdout
+        return told, json.loads((package / "_build_info.json").read_text())
+
+    told, record = build_host()
+    first, *_ = told.splitlines()
     assert re.fullmatch(r"amp_kernels: building host \(\d+ steps, about [\d.]+ minutes on \d+ cores\)", first)
+    for part in ("cpu", "nodes"):
+        record["libraries"][part] = {"built": True, "reason": None}
+    (package / "_build_info.json").write_text(json.dumps(record))
+    for library in ("libamp_kernels_cpu.so", "_nodes.x.so", "libamp_kernels_emulated.so"):
+        (package / library).touch()
+    os.utime(copy / "csrc" / "softmax" / "cpu.cpp", (2e9, 2e9))  # newer than the library of CPU kernels
+    libraries = build_host()[1]["libraries"]
+    assert {part for part, entry in libraries.items() if entry["built"]} == {"nodes"}
+    assert libraries["cpu"]["reason"] == "left out by AMP_KERNELS_PARTS=host"
+    assert [path.name for path in package.glob("*.so")] == ["_nodes.x.so"]
 
 
 def test_wheel_works_in_a_clean_environment(wheel, environment):

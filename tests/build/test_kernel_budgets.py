@@ -1,6 +1,6 @@
 """Registers, spills, shared memory and wide loads of every CUDA kernel, read from the machine code the build made.
 
-Needs nvcc, no GPU. The library that was built is read if it has the default architectures; otherwise the kernels are
+Needs nvcc, no GPU. The library that was built is read if it has the architectures that this run needs; otherwise the kernels are
 compiled here.
 """
 
@@ -21,6 +21,7 @@ import pytest
 from amp_kernels.testing.patience import PATIENCE
 
 from ..cuobjdump import cuobjdump
+from ..draw import drawn
 from . import listing
 from .bytes_in_flight import halves, rounds
 from .kernel_budgets import BUDGETS, Budget, table
@@ -33,7 +34,7 @@ SPILLED_ON = {"sm_100": 16}
 RESERVED_SHARED = 1024  # by the system, sm_90 and later; older chips report what the kernel asked for
 WIDE_KERNELS = [name for name, budget in BUDGETS.items() if budget.wide_loads]
 WIDE_LOAD = re.compile(r"LDG\.[\w.]*128")
-SAMPLED_ARCHS = ("sm_80", "sm_90a")  # whose code every run reads; --exhaustive reads that of all
+SAMPLED_ARCHS = ("9.0a", "8.0")  # every run needs these and lists the code of one; --exhaustive needs and lists all
 SASS_KERNELS = [name for name, budget in BUDGETS.items() if budget.wide_loads or budget.opcodes or budget.whole_sectors]
 
 
@@ -47,28 +48,36 @@ class Function:
     shared: int
 
 
-def default_archs() -> list[str]:
-    return re.search(r'AMP_KERNELS_CUDA_ARCHS "(.+?)"', (ROOT / "CMakeLists.txt").read_text())[1].split(";")
+def numbers(archs: list[str]) -> list[str]:
+    """8.0+PTX is 80."""
+    return [arch.removesuffix("+PTX").replace(".", "") for arch in archs]
 
 
 @pytest.fixture(scope="module")
-def binaries(tmp_path_factory) -> list[Path]:
-    """Files with the code of all kernels for the default architectures."""
+def archs(request) -> list[str]:
+    """Numbers of the architectures that this run needs."""
+    default = re.search(r'AMP_KERNELS_CUDA_ARCHS "(.+?)"', (ROOT / "CMakeLists.txt").read_text())[1].split(";")
+    return numbers(default if request.config.getoption("--exhaustive") else SAMPLED_ARCHS)
+
+
+@pytest.fixture(scope="module")
+def binaries(archs, tmp_path_factory) -> list[Path]:
+    """Files with the code of all kernels for these architectures, and for others that were built."""
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not on PATH: there are no CUDA kernels to check")
     info = ROOT / "amp_kernels" / "_build_info.json"
-    if LIBRARY.exists() and set(default_archs()) <= set(json.loads(info.read_text())["cuda_archs"]):
+    if LIBRARY.exists() and set(archs) <= set(numbers(json.loads(info.read_text())["cuda_archs"])):
         return [LIBRARY]
     folder = tmp_path_factory.mktemp("kernels")
     objects = []
     for source in sorted((ROOT / "csrc").rglob("*.cu")):
         only = re.match(r"sm(\d+)$", source.parent.name)
-        numbers = [arch.removesuffix("+PTX").replace(".", "") for arch in default_archs()]
+        compiled = archs
         if only and only[1] == "80":  # and everything newer with mma.sync alone
-            numbers = [number for number in numbers if int(number.removesuffix("a")) >= 80 and number != "100"]
+            compiled = [number for number in archs if int(number.removesuffix("a")) >= 80 and number != "100"]
         elif only:
-            numbers = [only[1] + "a"]
-        codes = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in numbers]
+            compiled = [only[1] + "a"]
+        codes = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in compiled]
         objects.append(folder / f"{len(objects)}.o")
         command = ["nvcc", "-std=c++20", "--fmad=false", "--expt-relaxed-constexpr", *codes, "-I", ROOT / "csrc"]
         subprocess.run([*command, "-c", source, "-o", objects[-1]], check=True, timeout=PATIENCE)
@@ -136,10 +145,10 @@ class Code:
 
 
 @pytest.fixture(scope="module")
-def sass(binaries, functions, request) -> list[Code]:
+def sass(archs, binaries, functions, request) -> list[Code]:
     """The code of the kernels with rules about it."""
-    every = request.config.getoption("--exhaustive")
-    wanted = [f for f in functions if f.kernel in SASS_KERNELS and (every or f.arch in SAMPLED_ARCHS)]
+    read = archs if request.config.getoption("--exhaustive") else drawn(archs, 1)
+    wanted = [f for f in functions if f.kernel in SASS_KERNELS and f.arch.removeprefix("sm_") in read]
     return [Code(kernel_of(symbol), arch, code) for symbol, arch, code in disassembled(binaries, wanted)]
 
 
@@ -160,9 +169,8 @@ def test_every_kernel_has_a_budget(functions):
     assert {f.kernel for f in functions} == set(BUDGETS), "a row of kernel_budgets.py has no kernel"
 
 
-def test_every_architecture_was_compiled(functions):
-    expected = {"sm_" + arch.removesuffix("+PTX").replace(".", "") for arch in default_archs()}
-    assert expected <= {f.arch for f in functions if f.kernel == "check_and_norm_kernel"}
+def test_every_architecture_was_compiled(archs, functions):
+    assert {f"sm_{arch}" for arch in archs} <= {f.arch for f in functions if f.kernel == "check_and_norm_kernel"}
 
 
 def test_no_register_is_spilled(functions):

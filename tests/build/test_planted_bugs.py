@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-
-from amp_kernels.testing.patience import PATIENCE
 
 from ..cuobjdump import cuobjdump
 from . import listing, main_loop
 from . import test_epilogue_instructions as epilogue
 from .gemm_instance import compile_instance
 from .kernel_budgets import BUDGETS
+from .machine_code import CSRC, compile_cubin
 from .test_kernel_budgets import crowded, too_little_in_flight
 
-ROOT = Path(__file__).parents[2]
 NORM, WALK, GEMM = "gradients/check_and_norm.cu", "base/vector_walk.cuh", "gemm/sm90/main_loop.cuh"
 TILE = "gemm/sm90/tile.cuh"
 
@@ -27,8 +24,8 @@ pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is no
 
 def planted(folder: Path, file: str, old: str, new: str) -> Path:
     """A copy of csrc with the first `old` of a file replaced."""
-    shutil.copytree(ROOT / "csrc", folder / "csrc")
-    text = (ROOT / "csrc" / file).read_text()
+    shutil.copytree(CSRC, folder / "csrc")
+    text = (CSRC / file).read_text()
     assert old in text, f"{file} has no {old!r}"
     (folder / "csrc" / file).write_text(text.replace(old, new, 1))
     return folder / "csrc"
@@ -37,9 +34,7 @@ def planted(folder: Path, file: str, old: str, new: str) -> Path:
 def norm_faults(folder: Path, csrc: Path) -> set[str]:
     """The verdicts of the rules on check_and_norm's kernel for sm_90."""
     cubin = folder / "norm.cubin"
-    options = ["-std=c++20", "--fmad=false", "--expt-relaxed-constexpr", "-gencode=arch=compute_90a,code=sm_90a"]
-    command = ["nvcc", *options, "-I", csrc, "-cubin", "-o", cubin, csrc / NORM]
-    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+    compile_cubin(csrc / NORM, cubin, csrc=csrc)
     budget, found = BUDGETS["check_and_norm_kernel"], set()
     usage = re.findall(r"Function \S*check_and_norm_kernel.*\n\s*REG:(\d+) STACK:(\d+)", cuobjdump("-res-usage", cubin))
     assert usage

@@ -9,19 +9,18 @@ import functools
 import re
 import shutil
 import struct
-import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from amp_kernels.testing.patience import PATIENCE
+from amp_kernels._checks.activations import ACTIVATIONS
 
 from ..cuobjdump import cuobjdump
 from .listing import branch_tables, parse
+from .machine_code import cubin_of
 from .sass import Thread
 
-ROOT = Path(__file__).parents[2]
 FP16, BF16, FP32 = range(3)
 PARAMETERS = 0x210  # where they begin in the first constant bank
 COLUMNS = 32_768
@@ -48,6 +47,9 @@ WIDE = 24.5  # instructions an element of such a row in the registers of 16 warp
 # type of the logits, whether there is a gradient, the label smoothing, instructions an element
 LOSSES = [(FP16, True, 0.0, 23.5), (BF16, True, 0.0, 24), (BF16, False, 0.0, 15.5), (BF16, True, 0.1, 31)]
 
+
+# activation, instructions an element of its gradient with sums of columns
+GRADIENTS = [("relu", 13), ("gelu", 32.5), ("gelu_tanh", 35.5), ("silu", 35)]
 
 CLUSTER, TEAM = 8, 256  # blocks that share a row of COLUMNS in norm_backward, and threads of each
 CLUSTERS = [(BF16, 35), (FP16, 33), (FP32, 30)]  # type of all tensors, instructions an element
@@ -97,10 +99,7 @@ class Code(NamedTuple):
 def kernels_of(source: str, folder: Path) -> dict[str, Code]:
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not on PATH: there is no machine code to follow")
-    cubin = folder / f"{Path(source).stem}.cubin"
-    flags = ["-std=c++20", "--fmad=false", "--expt-relaxed-constexpr", "--extended-lambda", "-arch=sm_90a"]
-    command = ["nvcc", *flags, "-I", ROOT / "csrc", "-cubin", ROOT / "csrc" / source, "-o", cubin]
-    subprocess.run(command, check=True, timeout=PATIENCE)
+    cubin = cubin_of(source, folder)
     tables = branch_tables(cuobjdump("-elf", cubin))
     return {name: Code(code, tables.get(name, [])) for name, code in parse(cuobjdump("-sass", cubin)).items()}
 
@@ -174,6 +173,13 @@ def ring_of_norm_backward(
     types = grad, x, FP32, FP32, grad
     problem = struct.pack("<10Q5B3xqiiQIfi", *tensors, *types, rows, columns, 2, 0, 0, 1.0, 1)
     return bank(threads, problem, blocks)
+
+
+def gradient_with_sums(dtype: int, activation: int, rows: int) -> bytes:
+    """ActivationBackward, and the ColumnStrips of a block alone: a strip of 32 threads, and so many rows for each of 8 teams."""
+    lanes, teams = 32, 8
+    problem = struct.pack("<3Q2B6x2qi4x", *pointers(1, 1, 1), dtype, dtype, teams * rows, 8 * lanes, activation)
+    return bank(lanes * teams, problem + struct.pack("<2Q3i4xq", *pointers(1, 1), 1, lanes, teams, 1))
 
 
 NO_MASK = struct.pack("<Q2q3qB7x", 0, 1, 1, 0, 0, 0, 0)
@@ -265,6 +271,25 @@ def test_losses_of_long_rows(dtype, gradient, smoothing, most, loss):
     """A row whose target is none of the thread's columns."""
     executed = of_a_row(loss, lambda rows: cross_entropy(dtype, gradient, smoothing, rows), 70)
     assert 0.9 * most < executed / (CLASSES / LOSS_THREADS) <= most
+
+
+@pytest.mark.parametrize("dtype", [FP16, BF16])
+@pytest.mark.parametrize(("activation", "most"), GRADIENTS)
+def test_gradients_of_activations_with_sums_of_columns(activation, most, dtype, compiled):
+    """A thread has 8 columns and two rows at a time, of which 6 bytes an element move."""
+    (code,) = (
+        c
+        for name, c in compiled("activation/backward.cu").items()
+        if f"activation_backward_sums_kernelINS_4{('fp16', 'bf16')[dtype]}E" in name
+    )
+
+    def follow(rounds):
+        problem = gradient_with_sums(dtype, list(ACTIVATIONS).index(activation), 2 * rounds)
+        return len(Thread(*code, problem, 37).run())
+
+    instructions = (follow(5) - follow(4)) / (2 * 8)
+    assert 0.9 * most < instructions <= most
+    assert instructions <= ISSUED * 3 * 2
 
 
 @pytest.mark.parametrize("ring", RINGS.values(), ids=RINGS)

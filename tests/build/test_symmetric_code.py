@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 
-from amp_kernels.testing.patience import PATIENCE
-
 from ..cuobjdump import cuobjdump
 from .listing import parse
+from .machine_code import cubin_of
 from .main_loop import faults
 
-CSRC = Path(__file__).parents[2] / "csrc"
 TILE = re.compile(r"TileILi(\d+)ELi(\d+)ELi\d+ELi1ELi(\d)ELb(\d)E")  # rows, columns, consumers, pingpong
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: there is no machine code to read")
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_every_instance(tmp_path, dtype):
-    cubin = tmp_path / "symmetric.cubin"
-    options = ["-std=c++20", "--fmad=false", "--expt-relaxed-constexpr", "-gencode=arch=compute_90a,code=sm_90a"]
-    source = CSRC / f"gemm/sm90/symmetric_{dtype}.cu"
-    command = ["nvcc", *options, "-I", CSRC, "-cubin", "-o", cubin, source]
-    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
-    kernels = parse(cuobjdump("-sass", cubin))
+    kernels = parse(cuobjdump("-sass", cubin_of(f"gemm/sm90/symmetric_{dtype}.cu", tmp_path)))
     assert len(kernels) == 6 + 2  # every tile with k-major operands, two with the other layout
     for name, code in kernels.items():
         rows, columns, consumers, pingpong = map(int, TILE.search(name).groups())

@@ -16,11 +16,11 @@ FLOAT, SPLIT, SPLIT24 = 0, 6, 8  # WeightKind
 
 # Weight, type of the gradient, moments, average, instructions an element.
 CASES = {
-    "split24": (SPLIT24, BF16, 2, False, 79),
-    "split": (SPLIT, BF16, 2, False, 91),
+    "split24": (SPLIT24, BF16, 2, False, 80),
+    "split": (SPLIT, BF16, 2, False, 92),
     "fp32": (FLOAT, FP32, 2, False, 70),
     "amsgrad": (SPLIT24, BF16, 3, False, 122),
-    "average": (SPLIT24, BF16, 2, True, 97),
+    "average": (SPLIT24, BF16, 2, True, 98),
 }
 
 
@@ -32,7 +32,7 @@ def column(kind: str, value: int) -> bytes:
 # Words of each operand: gradient, weight, remainder or copy, moments, average, exponents.
 WORDS = [0x3A803A80, 0x3C803C80, 0x01010101, 0x70707070, 0xE0E0E0E0, 0xE0E0E0E0, 0x3C800000, *[0x71717171] * 3]
 # UpdateRow<AdamW>: its scalars, inverse of the scale, clip factor, and what the average takes.
-ROW = struct.unpack("<20I", struct.pack("<9f4x3f28x", 0.999, 0, 0.1, 0.99, 0.01, 1e-8, 0.9, 1 / 0.9, 1e-3, 1, 0.5, 0.1))
+ROW = struct.unpack("<24I", struct.pack("<9f4x3f44x", 0.999, 0, 0.1, 0.99, 0.01, 1e-8, 0.9, 1 / 0.9, 1e-3, 1, 0.5, 0.1))
 
 
 def memory(address: int) -> int:

@@ -113,7 +113,7 @@ def check_sequence_parallel():
     with pytest.raises(ValueError, match="input is a DTensor and there is a mask"):
         ak.softmax(placed(x, [Shard(0)]), -1, mask=x > 0)
     with pytest.raises(
-        TypeError, match=r"layer_norm: a tensor of shape \[8\] is plain beside DTensors; accepted: DTensors"
+        TypeError, match=r"layer_norm: a tensor of shape \[8\] is plain among DTensors; accepted: DTensors"
     ):
         ak.layer_norm(placed(x, [Shard(0)]), 8, torch.ones(8))
     replicated = placed(x, [Replicate()])

@@ -140,9 +140,10 @@ def test_resharding(ranks, tmp_path, start, ends, options):
 @pytest.mark.parametrize(
     ("start", "ends", "options"),
     [
-        ((2, "fsdp"), [(4, "fsdp"), (4, "hsdp"), (1, "plain")], {}),
-        ((1, "plain"), [(4, "fsdp"), (2, "fsdp")], {}),
+        ((2, "fsdp"), [(4, "fsdp"), (4, "hsdp"), (1, "plain"), (4, "fsdp x tp"), (2, "columns")], {}),
+        ((1, "plain"), [(4, "fsdp"), (2, "fsdp"), (4, "tp")], {}),
         ((4, "hsdp"), [(2, "fsdp")], FLAT),
+        ((4, "fsdp x tp"), [(2, "columns"), (4, "mixed"), (1, "plain")], {}),
     ],
     ids=lambda it: str(it) if it else "nested",
 )

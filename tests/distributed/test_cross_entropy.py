@@ -1,4 +1,4 @@
-"""Cross-entropy over a vocabulary that lies on several ranks, against one process in float64."""
+"""Cross-entropy over a vocabulary that is spread over several ranks, against one process in float64."""
 
 import pytest
 import torch

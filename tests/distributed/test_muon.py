@@ -1,4 +1,4 @@
-"""Muon over matrices whose pieces lie on several ranks: owners, exchanges, and the bits of one process."""
+"""Muon over matrices whose pieces are spread over several ranks: owners, exchanges, and the bits of one process."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Linear layers of this package whose weights lie on several ranks, against torch's. Small integers, of which every sum is
+"""Linear layers of this package whose weights are spread over several ranks, against torch's. Small integers, of which every sum is
 exact in 16 bits: so bits must be equal, whatever the order of the sums and wherever a summand was rounded."""
 
 import itertools
@@ -153,7 +153,7 @@ def test_activations(ranks):
 def check_refusals():
     x, weight = placed(integers(4, 8), Replicate()), placed(integers(6, 8), Shard(0))
     with pytest.raises(
-        TypeError, match=r"linear: a tensor of shape \[4, 8\] is plain beside DTensors; accepted: DTensors"
+        TypeError, match=r"linear: a tensor of shape \[4, 8\] is plain among DTensors; accepted: DTensors"
     ):
         ak.linear(integers(4, 8), weight)
     with pytest.raises(ValueError, match=r"linear: DTensors lie on .* and on .*; accepted: one mesh"):

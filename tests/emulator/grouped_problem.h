@@ -1,7 +1,7 @@
 // A grouped product on the emulator, for the tests of both kernels.
 //
 // The inputs are small integers, so every sum is exact. Elements that must reach no result are NaN or
-// unreadable memory: rows and terms behind the last end, the padding of lines, biases of other groups. With `nan_group`
+// unreadable memory: rows and terms past the last end, the padding of lines, biases of other groups. With `nan_group`
 // all elements of one group are NaN, and only that group's results may be. Results start as NaN, or as numbers where
 // the product adds to them.
 #pragma once

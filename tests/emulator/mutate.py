@@ -3,7 +3,7 @@
     tests/emulator/mutate.py                    all lists in mutants/
     tests/emulator/mutate.py gemm_sm90          one list
     tests/emulator/mutate.py gemm_sm90 --only 3,7
-    tests/emulator/mutate.py --sample 20        20 bugs, evenly spread over all lists, after `make test`; each commit draws others
+    tests/emulator/mutate.py --sample 20        20 bugs, evenly spread over all lists, after `make test`; DRAW=7 before it draws others
 
 A mutant rebuilds only the test program of its kernel, against the emulator as it is; one in the host code of the ops rebuilds
 what it changes of the emulated library, and its test is a pytest file (``mutated_ops.py``). Fails if fewer than 90 % are
@@ -25,6 +25,10 @@ import mutated_ops
 from mutants import Mutant
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+
+from draw import drawn  # noqa: E402
+
 ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "emulator"
 COMPILER = os.environ.get("CXX", "c++")
@@ -83,18 +87,11 @@ def try_mutant(test: str, mutant: Mutant | None) -> tuple[str, str]:
         return build_and_run(test, sources, Path(folder) / "test")
 
 
-def drawn(jobs: list, count: int) -> list:
-    """So many of the jobs at equal distances, the first of which is the commit's."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
-    first = int(commit or "0", 16)
-    return [jobs[(first + i * len(jobs) // count) % len(jobs)] for i in range(min(count, len(jobs)))]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lists", nargs="*", help="names of files in mutants/ (default: all)")
     parser.add_argument("--only", help="comma-separated numbers of the mutants to try")
-    parser.add_argument("--sample", type=int, metavar="N", help="try N mutants, which the commit draws from all")
+    parser.add_argument("--sample", type=int, metavar="N", help="try N mutants, which DRAW chooses from all")
     parser.add_argument("--list", action="store_true", help="only check that each mutant can be planted, and name it")
     arguments = parser.parse_args()
     names = arguments.lists or sorted(p.stem for p in (HERE / "mutants").glob("*.py") if p.stem != "__init__")

@@ -66,7 +66,7 @@ def copy_package(folder: Path) -> None:
         if library.name != LIBRARY:
             (folder / "amp_kernels" / library.name).symlink_to(library)
     (folder / "tests").mkdir()
-    for file in ("pyproject.toml", "tests/conftest.py"):
+    for file in ("pyproject.toml", "tests/conftest.py", "tests/draw.py"):
         shutil.copy(ROOT / file, folder / file)
 
 

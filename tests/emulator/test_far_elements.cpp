@@ -28,7 +28,7 @@ T* element_0(T* data, int64_t before) {
   return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(data) - before * static_cast<int64_t>(sizeof(T)));
 }
 
-/// Tensors of which elements `before` and behind exist. Their values depend on the order in which they are asked for.
+/// Tensors of which elements `before` and after exist. Their values depend on the order in which they are asked for.
 class Tensors {
  public:
   void* read(const char* name, DType type, int64_t before, int64_t n) {
@@ -47,7 +47,7 @@ class Tensors {
   float* write(const char* name, int64_t before, int64_t n) {
     return static_cast<float*>(write(name, kFloat, before, n));
   }
-  /// The kernels' results, one tensor behind the other.
+  /// The kernels' results, one tensor after the other.
   std::vector<float> written() const {
     std::vector<float> all;
     for (const AnyBuffer* b : written_) {

@@ -36,7 +36,7 @@ def integers(generator, shape, dtype, low=-2, high=3):
 
 
 def laid(tensor: torch.Tensor, how: str) -> torch.Tensor:
-    """The same values in another place: transposed, with rows apart, behind an odd element, or strided both ways."""
+    """The same values in another place: transposed, with rows apart, after an odd element, or strided both ways."""
     if how == "transposed":
         return tensor.mT.contiguous().mT
     if how == "transposed apart":

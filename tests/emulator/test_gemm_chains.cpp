@@ -1,5 +1,5 @@
 // The order of a sum over k, on tensor cores that align and truncate: an element has the same bits in every tile, order
-// of operands and cluster, alone and in company; a sum that starts from C goes on as if it had never stopped.
+// of operands and cluster, alone and in company; a sum that starts from C continues as if it had never stopped.
 #include <memory>
 
 #include "gemm/sm80/gemm.cu"
@@ -180,7 +180,7 @@ void edges(Cases& cases, int tile, const Shape& s, Lies lies = Lies::kByRows) {
   });
 }
 
-/// Columns are loaded in pairs; behind the last one of an odd number there may be no memory.
+/// Columns are loaded in pairs; past the last one of an odd number there may be no memory.
 void end_of_c(Cases& cases) {
   cases.check("the last element of C is the last of its memory", [] {
     Operands<bf16, MN> in(70, 3, 64);

@@ -29,7 +29,7 @@ void in_registers(Cases& cases) {
                                         {.m = 70, .n = 72, .k = 72, .bias = Bias::kColumn, .accumulate = true});
   check<bf16, bf16, bf16, K, MN, Turns>(cases, "alpha", {.m = 300, .n = 136, .k = 72, .alpha = 0.375f});
   check<bf16, bf16, bf16, K, K, Ragged>(cases, "alpha, rows of 144", {.m = 130, .n = 152, .k = 64, .alpha = 0.375f});
-  check<bf16, bf16, bf16, K, K, Small>(cases, "bias behind an odd element",
+  check<bf16, bf16, bf16, K, K, Small>(cases, "bias after an odd element",
                                        {.m = 66, .n = 72, .k = 64, .bias = Bias::kColumn, .bias_first = 1});
   check<bf16, bf16, float, K, K, Two>(cases, "alpha and bias",
                                       {.m = 66, .n = 72, .k = 64, .bias = Bias::kColumn, .alpha = 0.5f});
@@ -157,7 +157,7 @@ void odd_rows(Cases& cases) {
   check<fp16, fp16, float, K, K, Ragged>(
       cases, "an odd last column, bias in fp32, rows of 144, batch",
       {.m = 75, .n = 171, .k = 64, .bias = Bias::kColumn, .c_lies = Lies::kOdd, .batch = 2});
-  check<bf16, bf16, bf16, K, MN, Tall>(cases, "even rows behind an odd element, alpha, two slices",
+  check<bf16, bf16, bf16, K, MN, Tall>(cases, "even rows after an odd element, alpha, two slices",
                                        {.m = 264, .n = 136, .k = 64, .alpha = 0.375f, .c_first = 1});
   check<fp16, fp16, fp16, K, K, Small>(cases, "a single column", {.m = 67, .n = 1, .k = 64, .c_lies = Lies::kOdd});
   check<bf16, bf16, bf16, K, K, Narrow>(cases, "16 columns and one", {.m = 70, .n = 17, .k = 64, .c_lies = Lies::kOdd});
@@ -237,7 +237,7 @@ void beside_c(Cases& cases) {
   }
   check<bf16, bf16, bf16, K, K, Broad>(cases, "77 columns in parts of 128",
                                        {.m = 70, .n = 77, .k = 64, .c_lies = Lies::kOdd});
-  check<bf16, bf16, bf16, K, K, Broad>(cases, "128 columns behind an odd element in parts of 128",
+  check<bf16, bf16, bf16, K, K, Broad>(cases, "128 columns after an odd element in parts of 128",
                                        {.m = 70, .n = 128, .k = 64, .c_first = 1});
   check<bf16, bf16, bf16, K, K, Broad>(cases, "40 columns in parts of 128, bias",
                                        {.m = 70, .n = 40, .k = 64, .bias = Bias::kColumn});
@@ -249,12 +249,12 @@ void unaligned(Cases& cases) {
   check<bf16, bf16, bf16, K, K, Two>(cases, "odd rows of C", {.m = 130, .n = 77, .k = 72, .c_lies = Lies::kOdd});
   check<bf16, bf16, bf16, K, K, Small>(cases, "rows of C that end within 16 bytes",
                                        {.m = 66, .n = 68, .k = 72, .c_lies = Lies::kPadded});
-  check<fp16, fp16, fp16, K, K, Small>(cases, "C behind an odd element, bias",
+  check<fp16, fp16, fp16, K, K, Small>(cases, "C after an odd element, bias",
                                        {.m = 66, .n = 64, .k = 64, .bias = Bias::kColumn, .c_first = 1});
   check<bf16, bf16, bf16, K, K, Small>(
       cases, "alpha, bias, relu, z",
       {.m = 66, .n = 72, .k = 64, .activation = Activation::relu, .bias = Bias::kColumn, .alpha = 0.5f, .z = true});
-  check<bf16, bf16, bf16, K, K, Small>(cases, "C behind four elements, relu",
+  check<bf16, bf16, bf16, K, K, Small>(cases, "C after four elements, relu",
                                        {.m = 66, .n = 64, .k = 64, .activation = Activation::relu, .c_first = 4});
   check<bf16, bf16, bf16, K, K, Small>(
       cases, "64 columns in odd rows, relu",

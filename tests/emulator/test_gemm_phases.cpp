@@ -92,7 +92,7 @@ class PhasedProblem {
     for (int64_t line = 0; line < lines(); line++) {
       for (int64_t x = pitch() - case_.gap; x < pitch(); x++) {
         const float beside = to_float(c[size(line * pitch() + x)]);
-        if (accumulate ? beside != 3.0f : beside == beside) return std::string("what lies behind a line was written");
+        if (accumulate ? beside != 3.0f : beside == beside) return std::string("what lies past a line was written");
       }
     }
     return c.check_red_zones() + parts.check_red_zones();
@@ -162,8 +162,8 @@ void refusals(Cases& cases) {
   none("columns along k", usual, [](GemmProblem& q) { q.n_major_b = false; });
   none("aligned", usual, [](GemmProblem& q) { q.ld_a = 40, q.ld_b = 48; });
   none("a batch", usual, [](GemmProblem& q) { q.batch = 2; });
-  none("A behind an odd element", usual, [](GemmProblem& q) { q.a = static_cast<const bf16*>(q.a) + 1; });
-  none("B behind an odd element", usual, [](GemmProblem& q) { q.b = static_cast<const bf16*>(q.b) + 1; });
+  none("A after an odd element", usual, [](GemmProblem& q) { q.a = static_cast<const bf16*>(q.a) + 1; });
+  none("B after an odd element", usual, [](GemmProblem& q) { q.b = static_cast<const bf16*>(q.b) + 1; });
   none("no more lines than phases", usual, [](GemmProblem& q) { q.k = 8; });
   none("a bias", usual, [](GemmProblem& q) { q.epilogue.bias.data = memory; });
   none("a residual", usual, [](GemmProblem& q) { q.epilogue.residual.data = memory; });

@@ -91,7 +91,7 @@ void copies(Cases& cases) {
   check("of B alone", aligned, {5, 19, 19});
   check("even lines, apart", {6, 30, 34}, aligned);
   check("lines of 4 more than 8", {6, 28, 36}, {6, 40, 44});
-  check("behind an odd element", {5, 24, 24, 1, 0, 1}, {5, 32, 40, 1, 0, 3});
+  check("after an odd element", {5, 24, 24, 1, 0, 1}, {5, 32, 40, 1, 0, 3});
   for (int length = 1; length <= 18; length++) {
     check("every length", {4, length, 2 * (length / 2) + 1}, {4, 7, 9});
   }

@@ -97,9 +97,9 @@ void refusals(Cases& cases) {
   refused("exchanged", true, [](GemmProblem&) {}, true);
   refused("begins within a box", true, [](GemmProblem& q) { q.more_a[1].begin = 200; });
   refused("begins before the other", true, [](GemmProblem& q) { q.more_a[1].begin = 64; });
-  refused("begins behind A", true, [](GemmProblem& q) { q.more_a[1].begin = 256; });
+  refused("begins past A", true, [](GemmProblem& q) { q.more_a[1].begin = 256; });
   refused("begins within rows", false, [](GemmProblem& q) { q.m_major_a = true, q.m = 256; });
-  refused("begins behind rows", true, [](GemmProblem& q) { q.m_major_a = true; });
+  refused("begins past rows", true, [](GemmProblem& q) { q.m_major_a = true; });
   refused("shifted", true, [](GemmProblem& q) { q.more_a[0].data = memory + 2; });
   refused("rows apart by 65", true, [](GemmProblem& q) { q.more_a[1].ld = 65; });
   refused("a batch", true, [](GemmProblem& q) { q.batch = 2; });

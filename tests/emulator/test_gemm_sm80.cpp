@@ -1,6 +1,6 @@
 // gemm_sm80 on the emulator: layouts, tiles, alignments, tails, batches, splits, epilogues and outputs, bit for bit.
 // The inputs are small integers, so every sum is exact in fp32 and only one result is right, whatever the order of
-// additions. Memory between the rows of an operand is NaN, and nothing in front of its first or behind its last
+// additions. Memory between the rows of an operand is NaN, and nothing in front of its first or past its last
 // element may be read.
 #include <cmath>
 

@@ -173,7 +173,7 @@ void refused(Cases& cases) {
           [](GemmProblem& q, uint16_t* p) { q.epilogue.residual = {p + 1, DType::kBFloat16, 8, 1, 8}; });
   const auto nothing = [](GemmProblem&, uint16_t*) {};
   refuses("a tile before the first", nothing, -1);
-  refuses("a tile behind the last", nothing, kGemmTriangleCount);
+  refuses("a tile past the last", nothing, kGemmTriangleCount);
   const auto by_columns = [](GemmProblem& q, uint16_t*) { q.m_major_a = q.n_major_b = true; };
   refuses("columns in boxes of 64 for a tile of 80", by_columns, kGemmTriangleCount - 1);
   refuses("a bias", [](GemmProblem& q, uint16_t* p) { q.epilogue.bias = {p, DType::kBFloat16, 0, 1, 0}; });

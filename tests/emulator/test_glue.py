@@ -4,6 +4,7 @@ Kernels have tests of their own; here every argument gets a value of its own, so
 is full of NaN on the emulator and unreadable until written. Results are those of the CPU kernels to the bit.
 """
 
+import functools
 import re
 
 import pytest
@@ -121,6 +122,28 @@ def test_activation_backward_of_views(dtypes):
     assert_same_on_both(lambda g, z: activation_backward(g[:0], z.t()[:0], activation="silu"), grad, z)
 
 
+@pytest.mark.parametrize("activation", ["none", "relu", "swiglu"])
+@pytest.mark.parametrize("dtypes", [(bf16, bf16), (f32, f16), (f32, f32)])
+def test_activation_backward_and_its_column_sums(dtypes, activation):
+    """Of one share of the rows and of several, of views and of nothing: sums of integers are exact."""
+    gates = 2 if activation == "swiglu" else 1
+    for shape in ((7, 40), (450, 40), (3, 150, 24), (5,), (0, 8), (6, 0)):
+        grad, z = integers(*shape, dtype=dtypes[0]), integers(*shape[:-1], gates * shape[-1], dtype=dtypes[1], seed=1)
+        z = z if gates == 1 else 100 * z.sign() + 100  # silu of which is exact, like its derivative
+        call = functools.partial(activation_backward, activation=activation, bias_grad=True)
+        assert_same_on_both(call, grad, z)
+        assert_same_on_both(call, grad.mT.contiguous().mT if grad.ndim > 1 else grad, z)
+    with ak.backend("emulate"), pytest.raises(RuntimeError, match="preact must have 1 dimension or more and at most"):
+        REGISTRY["activation_backward"](torch.zeros(()), torch.zeros(()), activation="relu", bias_grad=True)
+
+
+def test_sums_of_columns_cost_no_pass_of_their_own():
+    z = integers(450, 40, dtype=bf16)
+    with ak.backend("emulate"):
+        activation_backward(z, z, activation="gelu", bias_grad=True)
+    assert [launch.name for launch in launches()] == ["activation_backward", "gemm_column_sums"]
+
+
 # ---- GEMM
 
 
@@ -232,7 +255,7 @@ def test_the_planned_tile_is_the_one_that_runs():
 
 # ---- rows
 
-LONGEST = 2**30  # the kernels count columns in ints, and what a thread or a piece has behind the last one too
+LONGEST = 2**30  # the kernels count columns in ints, and what a thread or a piece has past the last one too
 NO_ROWS = {  # calls without a row, which so need no memory, and what they say of one column too many
     "norm_forward": (
         lambda op, x: op(x, eps=1e-5, centred=True, out_dtype=f32),

@@ -18,7 +18,7 @@ def ends(*values):
 
 
 def ways(t: torch.Tensor):
-    """The same values by rows, by columns, in rows apart, behind an odd element, and contiguous in no dimension."""
+    """The same values by rows, by columns, in rows apart, after an odd element, and contiguous in no dimension."""
     yield t.contiguous()
     yield t.mT.contiguous().mT
     wide = torch.full((*t.shape[:-1], t.shape[-1] + 8), torch.nan, dtype=t.dtype)

@@ -40,7 +40,8 @@ def test_activations(dtype, activation):
     assert not halves("activation_forward", z, activation=activation)
     for wide in {dtype, f32}:
         grad = normal(4, 512 if activation == "swiglu" else 1024, dtype=wide)
-        assert not halves("activation_backward", grad, z, activation=activation)
+        for bias_grad in (False, True):
+            assert not halves("activation_backward", grad, z, activation=activation, bias_grad=bias_grad)
 
 
 @pytest.mark.parametrize(("x", "residual"), PAIRS, ids=str)

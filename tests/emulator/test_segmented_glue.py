@@ -1,4 +1,4 @@
-"""The host code of products whose A is several matrices, on the emulator: read where they lie or concatenated, with the bits of a
+"""The host code of products whose A is several matrices, on the emulator: read in place or concatenated, with the bits of a
 concatenation in either case, in any order of summation."""
 
 import pytest

@@ -24,7 +24,7 @@ def passed(*options) -> int:
 
 @pytest.mark.slow
 def test_one_in_thirty_two_of_optimizers_and_scaler_on_the_emulator():
-    assert passed("--sample", "32") > 37
+    assert passed("--sample", "32") > 30
 
 
 @pytest.mark.exhaustive

@@ -59,13 +59,24 @@ struct Moment8 {
   }
 };
 
-/// The 16 random bits with which a value of element `i` of parameter `index` is rounded at `step`, as the ops promise
-/// them. Value 0 is the weight, 1 + k moment k.
-inline uint32_t random_value(uint64_t seed, uint32_t index, uint64_t first_group, uint32_t step, uint64_t i,
-                             uint32_t value) {
-  const uint64_t call = first_group + i / 8;
+/// A parameter, or a piece of it that has `width` of every `pitch` groups of eight elements; all of them for a width of
+/// 0.
+struct Place {
+  uint32_t index;
+  uint64_t first_group, width = 0, pitch = 0;
+
+  RandomPlace random() const {
+    return random_place(index, first_group, static_cast<uint32_t>(width), static_cast<uint32_t>(pitch));
+  }
+};
+
+/// The 16 random bits with which a value of element `i` of a piece is rounded at `step`, as the ops promise them. Value
+/// 0 is the weight, 1 + k moment k.
+inline uint32_t random_value(uint64_t seed, const Place& place, uint32_t step, uint64_t i, uint32_t value) {
+  const uint64_t q = i / 8;
+  const uint64_t call = place.first_group + (place.width == 0 ? q : q / place.width * place.pitch + q % place.width);
   const uint32_t high = static_cast<uint32_t>(call >> 32);
-  const Philox4 words = philox4x32_10({{static_cast<uint32_t>(call), high, index, step}}, seed);
+  const Philox4 words = philox4x32_10({{static_cast<uint32_t>(call), high, place.index, step}}, seed);
   const uint32_t word = words.word[(i % 8 / 2) ^ value];
   return i % 2 ? word >> 16 : word & 0xffff;
 }

@@ -59,9 +59,8 @@ struct Model {
       s.ema = p.ema ? static_cast<float*>(p.ema->data()) : nullptr;
       // Without meaning for the other kinds, and so set for some of them.
       s.stochastic =
-          is_stochastic(p.kind) || (p.index % 2 && p.kind != WeightKind::kFp16 && p.kind != WeightKind::kBf16);
-      s.index = p.index;
-      s.first_group = p.first_group;
+          is_stochastic(p.kind) || (p.place.index % 2 && p.kind != WeightKind::kFp16 && p.kind != WeightKind::kBf16);
+      s.random = p.place.random();
       s.group = p.group;
       list.push_back(s);
     }

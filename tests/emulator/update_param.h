@@ -15,14 +15,13 @@ struct TestParam {
   std::vector<Moment8> moments8;
   MatrixShape shape;
   int group;
-  uint32_t index;
-  uint64_t first_group;
+  Place place;
   std::vector<std::vector<char>> expected;
 
   size_t moment_count() const { return moments.size() + moments8.size(); }
   float moment(size_t m, size_t i) const { return moments8.empty() ? moments[m]->get(i) : moments8[m].get(i); }
   uint32_t random(uint64_t seed, float step, uint64_t i, uint32_t value) const {
-    return random_value(seed, index, first_group, static_cast<uint32_t>(step), i, value);
+    return random_value(seed, place, static_cast<uint32_t>(step), i, value);
   }
   /// The moments after a step, element by element; returns them as the next step finds them.
   std::vector<std::vector<float>> expect_moments(std::vector<std::vector<float>> values, uint64_t seed, float step) {
@@ -125,8 +124,8 @@ std::unique_ptr<TestParam> make_param(Rng& rng, const Shape& shape, int group, c
   const int64_t rows = shape.n % 3 == 0 ? 3 : 1;
   p->shape = {rows, shape.n / rows};
   p->group = group;
-  p->index = static_cast<uint32_t>(rng());
-  p->first_group = rng() % 2 ? 0 : rng() >> 25;  // more than 32 bits
+  p->place = {static_cast<uint32_t>(rng()), rng() % 2 ? 0 : rng() >> 25};  // more than 32 bits
+  if (rng() % 2) p->place.width = 2 + rng() % 9, p->place.pitch = p->place.width + rng() % 2 * (rng() >> 38);
   // Half of the parameters have one operand alone that may start anywhere.
   constexpr uint64_t kOperands = 7;
   const uint64_t only = rng() % 2 ? rng() % kOperands : kOperands;

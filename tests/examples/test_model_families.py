@@ -228,7 +228,7 @@ def cohere():
 @pytest.mark.own_backend
 @pytest.mark.parametrize("family", [llama, mistral, qwen3, qwen3_moe, phi, cohere], ids=lambda family: family.__name__)
 def test_attention_turns_queries_and_keys_by_one_op(family):
-    """Also behind the norms of Qwen3, half of a head in Phi, interleaved in Cohere: to a few roundings of FP32."""
+    """Also after the norms of Qwen3, half of a head in Phi, interleaved in Cohere: to a few roundings of FP32."""
     torch.manual_seed(0)
     plain = ak.convert(family())
     for name, parameter in plain.named_parameters():

@@ -1,6 +1,6 @@
 """pytest -p tests.gpu.fresh_context -n 8: a broken CUDA context costs the test that broke it, and not all that follow in its process.
 
-The worker ends behind that test, which pytest-xdist reports as a crash in it, and starts another one in its place.
+The worker ends after that test, which pytest-xdist reports as a crash in it, and starts another one in its place.
 """
 
 import os
@@ -17,7 +17,7 @@ def pytest_runtest_makereport(item, call):
     _failed = _failed or report.failed
 
 
-@pytest.hookimpl(trylast=True)  # behind xdist, which sends the reports of the test
+@pytest.hookimpl(trylast=True)  # after xdist, which sends the reports of the test
 def pytest_runtest_logfinish(nodeid, location):
     global _failed
     failed, _failed = _failed, False

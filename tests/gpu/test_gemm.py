@@ -34,7 +34,7 @@ def integers(*shape: int, dtype: torch.dtype, limit: int = 2) -> torch.Tensor:
 
 
 def operands(case: GemmCase, dtype: torch.dtype, offset: int = 0, batch: tuple[int, ...] = ()):
-    """A and B in the case's layouts, with NaN after each row and behind the last one, and their exact product."""
+    """A and B in the case's layouts, with NaN after each row and past the last one, and their exact product."""
     a, b = (integers(*batch, *shape, dtype=dtype) for shape in ((case.m, case.k), (case.k, case.n)))
     exact = a.double() @ b.double()
     a, _ = embed(a, transposed=case.m_major_a, offset=offset, pad=8)
@@ -110,7 +110,7 @@ def test_batches(kind):
 
 @pytest.mark.parametrize("offset", range(1, 9))
 def test_offsets(offset):
-    """Operands that begin so many elements behind an aligned address, long enough to fill the kernels' pipelines."""
+    """Operands that begin so many elements after an aligned address, long enough to fill the kernels' pipelines."""
     for kind, layout in itertools.product(("plain", "dact"), itertools.product((False, True), repeat=2)):
         for m, n, k in ((136, 264, 520), (135, 262, 521)):
             case = GemmCase(kind, m, n, k, *layout)

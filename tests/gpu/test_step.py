@@ -150,7 +150,7 @@ def test_a_scheduler_follows_the_steps_taken():
 
 
 def test_a_capture_that_fails_leaves_no_trace():
-    """Random numbers go on from where they were, a graph made before replays, and the step can be captured once it is mended."""
+    """Random numbers continue from where they were, a graph made before replays, and the step can be captured once it is mended."""
     model, optimizer, scaler, x, y = make()
     earlier, count = torch.cuda.CUDAGraph(), torch.zeros(1, device="cuda")
     with capture(earlier):

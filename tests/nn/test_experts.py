@@ -114,7 +114,7 @@ def test_second_derivatives():
 
 
 def test_tokens_of_other_ranks_and_no_tokens():
-    """Expert parallelism gives the id behind the last one to tokens of other ranks."""
+    """Expert parallelism gives the id past the last one to tokens of other ranks."""
     module, x, (index, weights) = Experts(), normal(40, 16, grad=True), routes()
     index[::3, 0] = 4
     expected = module(x, index, weights)

@@ -85,7 +85,7 @@ def test_the_gradient_is_main_grad(dtype, op_calls):
 
 
 def test_a_weight_of_grouped_mm_itself_accumulates(op_calls):
-    """``b`` as it lies, ``[G, K, N]``."""
+    """``b`` as it is laid out, ``[G, K, N]``."""
     module = GroupedLinear(3, 8, 12, dtype=torch.bfloat16)
     x = normal(6, 12, dtype=torch.bfloat16)
     with accumulate_fp32(module):

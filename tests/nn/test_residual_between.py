@@ -149,7 +149,7 @@ def test_the_last_norm_of_a_model_makes_the_last_addition(norm, fused):
 
 
 class EncoderDecoder(nn.Module):
-    """The decoder's first norm is not the one behind the encoder."""
+    """The decoder's first norm is not the one after the encoder."""
 
     def __init__(self):
         super().__init__()

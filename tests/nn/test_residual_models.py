@@ -298,7 +298,7 @@ def test_another_order_than_planned_gets_torch_s_additions(fused):
 
 
 class Partly(GPT):
-    """Checkpoints the part behind the sum."""
+    """Checkpoints the part after the sum."""
 
     reentrant = False
 

@@ -25,7 +25,7 @@ def ranges(offs):
 
 
 def by_rows(product, a, b, offs, columns=None):
-    """``product(rows of a, b[g], g)`` in float64, zeros behind the last end."""
+    """``product(rows of a, b[g], g)`` in float64, zeros past the last end."""
     out = torch.zeros(a.shape[0], b.shape[-1] if columns is None else columns, dtype=torch.float64, device=a.device)
     for g, rows in enumerate(ranges(offs)):
         out[rows] = product(a[rows], b[g], g)
@@ -47,7 +47,7 @@ def sums_in_float64(a, b, offs):
 
 
 def poison_behind(tensor, offs, dim):
-    """NaN in all rows, terms or columns behind the last end."""
+    """NaN in all rows, terms or columns past the last end."""
     end = offs[-1].item() if len(offs) else 0
     tensor.narrow(dim, end, tensor.shape[dim] - end).fill_(torch.nan)
     return tensor

@@ -8,6 +8,7 @@ import torch
 from amp_kernels._checks.activations import ACTIVATIONS, GATED
 from amp_kernels._dispatch.policy import requested_backend
 from amp_kernels._raw.activation_backward import activation_backward, differentiable
+from amp_kernels._raw.column_sums import column_sums
 from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within
 from amp_kernels.testing.generators import HALF_DTYPES
 from amp_kernels.testing.poison import embed, poisoned_allocations
@@ -85,6 +86,23 @@ def test_relu_chooses_and_does_not_multiply(device):
     assert activation_backward(grad, z, activation="relu").tolist() == [0, 0, math.inf, math.inf]
 
 
+@pytest.mark.parametrize("dtype", [*HALF_DTYPES, torch.float32])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_sums_of_columns_are_those_of_the_rounded_result(device, dtype, activation):
+    generator = torch.Generator().manual_seed(0)
+    gates = 2 if activation in GATED else 1
+    for shape in ((450, 72), (7, 9, 30), (33,), (0, 8), (8, 0)):
+        z = torch.randn(*shape[:-1], gates * shape[-1], generator=generator).to(device, dtype)
+        grad = torch.randn(shape, generator=generator).to(device, dtype)
+        with poisoned_allocations():
+            out, sums = activation_backward(grad, z, activation=activation, bias_grad=True)
+        assert torch.equal(out, activation_backward(grad, z, activation=activation))
+        rows = out[None].flatten(0, -2)
+        assert torch.equal(sums, column_sums(rows))
+        exact = rows.double()
+        assert_within(sums, exact.sum(0), len(rows) * 2.0**-24 * exact.abs().sum(0))
+
+
 def test_the_result_is_not_its_argument(device):
     """Also where there is nothing to compute."""
     z = torch.ones(4, device=device)
@@ -103,6 +121,14 @@ def test_the_differentiable_form_is_the_same_function(activation):
         rtol=2.0**-7,
         atol=1e-6,
     )
+
+
+def test_sums_of_a_number_are_refused():
+    one = torch.ones(())
+    with pytest.raises(ValueError, match=r"preact has no dimension; accepted with bias_grad: \[\.\.\., F\]"):
+        activation_backward(one, one, activation="relu", bias_grad=True)
+    with pytest.raises(RuntimeError, match=r"^activation_backward: preact"):
+        torch.ops.amp_kernels.activation_backward(one, one, activation="relu", bias_grad=True)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def backend(request):
 
 
 def test_equals_torchs_copy(backend):
-    """A list of all pairs and sizes, some behind an odd offset; what lies around them stays."""
+    """A list of all pairs and sizes, some after an odd offset; what lies around them stays."""
     sizes = [0, 1, 8, 1023, 1025, 16385]
     sources = [normal(n, dtype=of, seed=n) * 100 for n in sizes for _, of in PAIRS]
     memory = [torch.full((n + 3,), 7.0, dtype=to) for n in sizes for to, _ in PAIRS]

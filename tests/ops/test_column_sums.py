@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels._dispatch import cpu_isa
+from amp_kernels._dispatch import cpu_isa, nodes
 from amp_kernels._raw.activation_backward import activation_backward
 from amp_kernels._raw.column_sums import column_sums
+from amp_kernels.ops import _linear
 from amp_kernels.testing.backends import use
 from amp_kernels.testing.bounds import assert_within
 from amp_kernels.testing.patience import PATIENCE
@@ -94,6 +95,19 @@ def test_one_pass_gives_the_bits_of_two(every_cpu_isa, generator, threads, imple
             assert torch.equal(ours[2], expected[2])
             for one, other in zip(ours[:2], expected[:2], strict=True):
                 torch.testing.assert_close(one, other, rtol=0.02, atol=0.02 * other.abs().max().item())
+
+
+def test_a_derivative_brings_the_sums_of_its_rows(generator, monkeypatch):
+    """In one op, eager and compiled."""
+    monkeypatch.setattr(_linear, "column_sums", None)
+    x = matrix(60, 8, generator, BF16)
+    weight = torch.randn(40, 8, generator=generator).bfloat16()
+    bias = torch.randn(40, generator=generator).requires_grad_()
+    with nodes.refused():
+        ak.linear(x, weight, bias, activation="silu").sum().backward()
+        torch.compile(ak.linear, fullgraph=True, backend="aot_eager")(
+            x, weight, bias, activation="silu"
+        ).sum().backward()
 
 
 def test_a_compiled_backward_has_the_bits_of_eager(generator):

@@ -211,7 +211,7 @@ class Ops(TorchDispatchMode):
 @pytest.mark.parametrize(("columns", "p"), [(40, 0.3), (41, 0.3), (1100, 0.9999), (8, 1.0)])
 def test_a_norm_with_dropout_is_dropout_add_and_the_norm(device, norm, dtype, columns, p):
     """Bit for bit, in both results and all gradients; and nothing more is kept than without, but the seed. Triton chooses the order
-    of a row's sum by the layout of the loads before it, so on a GPU the results behind such a sum agree but for rounding."""
+    of a row's sum by the layout of the loads before it, so on a GPU the results after such a sum agree but for rounding."""
     same = torch.equal
     if device == "cuda" and policy.requested_backend() == "triton":
         same = partial(torch.allclose, rtol=2 * UNIT_ROUNDOFF[dtype], atol=2.0**-18)
@@ -239,7 +239,7 @@ def test_a_norm_with_dropout_is_dropout_add_and_the_norm(device, norm, dtype, co
 
 @pytest.mark.parametrize("p", [0.0, 0.5])
 def test_a_norm_of_a_sum_is_one_kernel_each_way(p):
-    """The dropout and the branch's dtype included: no kernel in front of the norm, none behind its backward."""
+    """The dropout and the branch's dtype included: no kernel in front of the norm, none after its backward."""
     x, residual = normal(4, 24, dtype=torch.bfloat16).requires_grad_(), normal(4, 24, seed=1).requires_grad_()
     grad = normal(4, 24, seed=2)
     with ak.backend("cpu"), Ops() as ops:

@@ -188,7 +188,7 @@ for isa in sys.argv[1:]:
 
 
 def test_reads_end_where_the_operands_end():
-    """Memory that may not be touched lies before and behind them."""
+    """Memory that may not be touched lies before and after them."""
     run = subprocess.run(
         [sys.executable, "-c", GUARDED, *cpu_isa.available()], capture_output=True, text=True, check=False
     )

@@ -38,7 +38,7 @@ def slow(request):
 
 
 def test_all_small_partitions_exactly(device, request):
-    """Small integers, whose sums every dtype holds; NaN behind the last end, in both operands."""
+    """Small integers, whose sums every dtype holds; NaN past the last end, in both operands."""
     generator = torch.Generator().manual_seed(0)
     for total, found in partitions(*((3, 2) if slow(request) else (6, 4))):
         offs, dtype = ends(*found, device=device), HALF_DTYPES[sum(found) % 2]
@@ -69,7 +69,7 @@ def test_all_small_partitions_exactly(device, request):
 
 
 def random_ends(rng, total, groups):
-    """Uneven: some groups empty, some with most of the rows, and often rows behind the last end."""
+    """Uneven: some groups empty, some with most of the rows, and often rows past the last end."""
     last = total if rng.random() < 0.5 else rng.randrange(total + 1)
     return ends(*sorted(rng.choice((0, last, rng.randrange(last + 1))) for _ in range(groups - 1)), last)
 

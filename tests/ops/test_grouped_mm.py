@@ -90,7 +90,7 @@ def test_gradcheck_in_float64(case):
 @EACH
 @AUTOCAST
 def test_results_and_gradients(case, autocast):
-    """Against float64; NaN behind the last end, in operands and in the gradient that arrives, on poisoned memory."""
+    """Against float64; NaN past the last end, in operands and in the gradient that arrives, on poisoned memory."""
     tensors = case.tensors(OFFS, torch.float32 if autocast else torch.bfloat16)
     exact = leaves(tensors, torch.float64)
     expected = case.stock(OFFS)(*exact)

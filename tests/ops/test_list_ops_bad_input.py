@@ -140,7 +140,7 @@ def changed(rule, **changes):
 def test_no_public_update_takes_addresses(rule, backend):
     """The rows that the private op of optimizers would follow, in the place of the layout: with lists and without."""
     op, victim, grad = RULES[rule].op, torch.ones(35), torch.ones(35)
-    table = torch.tensor([[victim.data_ptr(), grad.data_ptr(), 35, 6, 6, 0, 0, 0, 0, 0, 7, 5]])
+    table = torch.tensor([[victim.data_ptr(), grad.data_ptr(), 35, 6, 6, 0, 0, 0, 0, 0, 0, 0, 7, 5]])
     call = changed(rule, layout=table.expand(3, -1).contiguous())
     with pytest.raises((RuntimeError, ValueError), match=r"layout|unpack"):
         ak.backend(backend)(op)(*call.values())

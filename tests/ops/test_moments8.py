@@ -98,7 +98,7 @@ def test_blocks_of_all_dtypes_share_a_call(rule, backend):
             getattr(whole, name).extend(getattr(other, name))
         for mine, theirs in zip(whole.moments, other.moments, strict=True):
             mine += theirs
-        rows = other.layout + torch.tensor([i, 0, 0, i, 100 * i])
+        rows = other.layout + torch.tensor([i, 0, 0, i, 100 * i, 0, 0])
         whole.layout = torch.cat([whole.layout, rows])
     for _ in range(3):
         agrees(whole, backend)
@@ -368,10 +368,10 @@ BAD = {
     "size": (with_moment(lambda b: b[:-1].clone()), r"moments\[0\] is uint8 and has \d+ elements; .* multiple of 33"),
     "no exponents": (with_moment(lambda b: b[: 33 * 20].clone()), r"of moments\[0\] on, which has"),
     "offset": (
-        lambda u: u.layout[1].copy_(torch.tensor([0, 112, 1, 0, 1])),
+        lambda u: u.layout[1].copy_(torch.tensor([0, 112, 1, 0, 1, 0, 0])),
         r"params\[1\] begins at element 112 of moments\[0\]",
     ),
-    "index": (lambda u: u.layout[1].copy_(torch.tensor([0, 96, 1, 0, -1])), r"has index -1"),
+    "index": (lambda u: u.layout[1].copy_(torch.tensor([0, 96, 1, 0, -1, 0, 0])), r"has index -1"),
     "master": (
         lambda u: u.masters.__setitem__(0, torch.zeros(4096, dtype=I8)),
         r"params\[0\] is float32 and its block has masters",

@@ -46,7 +46,7 @@ def test_the_last_of_many_groups(groups):
 
 
 def test_routes_of_random_choices():
-    """Within a group in the order of the tokens; choices of no group behind the last end."""
+    """Within a group in the order of the tokens; choices of no group past the last end."""
     draw = random.Random(0)
     for _ in range(60):
         groups, tokens, top_k = draw.randint(0, 6), draw.randint(0, 9), draw.randint(0, 4)

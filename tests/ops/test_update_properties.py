@@ -35,7 +35,7 @@ def whole(t):
 
 
 def placed(t, axes, offset):
-    """``t`` with the dimensions ``axes`` in this order in memory, ``offset`` elements behind the start of a storage
+    """``t`` with the dimensions ``axes`` in this order in memory, ``offset`` elements after the start of a storage
     that goes on after it."""
     storage = torch.full((t.numel() + offset + 3,), 7.0, dtype=t.dtype)
     shape = [t.shape[axis] for axis in axes]

@@ -191,8 +191,8 @@ def last_moment(change):
     return lambda update: update.moments[-1].__setitem__(0, change(update.moments[-1][0]))
 
 
-def row(i, *values):
-    return lambda update: update.layout[i].copy_(torch.tensor(values))
+def row(i, *values, rows=(0, 0)):
+    return lambda update: update.layout[i].copy_(torch.tensor((*values, *rows)))
 
 
 def with_gaps(update):
@@ -214,12 +214,26 @@ BAD_LISTS = {
     "block": (row(2, 1, 0, 0, 0, 2), r"layout\[2\] names block 1; there are 1"),
     "group": (row(2, 0, 0, 0, -1, 2), r"layout\[2\] names group -1"),
     "index": (row(2, 0, 0, 0, 0, -1), r"layout\[2\] has index -1; accepted: 0 to 9223372036854775807"),
+    "width": (
+        row(4, 0, 1184, 4, 0, 4, rows=(48, 64)),
+        r"layout\[4\] has width 48 and pitch 64; accepted: multiples of 32",
+    ),
+    "pitch": (
+        row(4, 0, 1184, 4, 0, 4, rows=(64, 32)),
+        r"layout\[4\] has width 64 and pitch 32; .* of at most the pitch",
+    ),
+    "no width": (row(4, 0, 1184, 4, 0, 4, rows=(0, 32)), r"layout\[4\] has width 0 and pitch 32; .* or 0 and 0"),
+    "far rows": (row(4, 0, 1184, 4, 0, 4, rows=(32, 2**34 + 32)), r"pitch 17179869216; .* a pitch of at most 2\^34"),
+    "part of a row": (
+        row(4, 0, 1184, 4, 0, 4, rows=(32, 64)),
+        r"layout\[4\] has width 32 and 17003 elements; .* whole rows",
+    ),
     "slot": (row(2, 0, 0, 5, 0, 2), r"params\[2\] needs 1 elements from element 5 of steps\[0\] on, which has 5"),
     "offset": (row(4, 0, 1 << 40, 4, 0, 4), r"params\[4\] needs 17003 elements from element .* of moments\[0\] on"),
     "end": (row(4, 0, 2000, 4, 0, 4), r"params\[4\] needs 17003 elements from element 2000"),
     "overflowing end": (row(4, 0, (1 << 63) - 16, 4, 0, 4), r"params\[4\] needs 17003 elements"),
     "negative offset": (row(4, 0, -16, 4, 0, 4), r"params\[4\] needs 17003 elements from element -16"),
-    "layout shape": (lambda u: setattr(u, "layout", u.layout[:, :4].contiguous()), r"layout .* shape \(5, 5\)"),
+    "layout shape": (lambda u: setattr(u, "layout", u.layout[:, :4].contiguous()), r"layout .* shape \(5, 7\)"),
     "layout dtype": (lambda u: setattr(u, "layout", u.layout.int()), "layout must have dtype int64"),
     "ema dtype": (changed("emas", 0, lambda t: t.bfloat16()), r"emas\[0\] must have dtype float32; got bfloat16"),
     "ema size": (changed("emas", 0, lambda t: torch.zeros(64)), r"of emas\[0\] on, which has 64"),

@@ -10,7 +10,7 @@ from amp_kernels._raw import check_and_norm
 from amp_kernels._raw.update_scale import update_scale_
 from amp_kernels._updates.adamw import adamw_
 from amp_kernels._updates.lamb import lamb_
-from amp_kernels._updates.state import TABLE_DTYPES
+from amp_kernels._updates.state import TABLE_DTYPES, TABLE_LAYOUT
 from amp_kernels.optim import _launches
 from amp_kernels.testing.emulator import launches
 
@@ -73,9 +73,11 @@ def table_of(params, kind=akopt.AdamW):
         (7, 2, "steps"),
         (8, 1, "names group 1"),
         (9, -1, "index -1"),
-        (10, 0, "16 elements and matrices of 0 by 16"),
-        (11, 5, "16 elements and matrices of 1 by 5"),
-        (11, 17, "16 elements and matrices of 1 by 17"),
+        (10, 32, "width 32 and pitch 0"),
+        (11, 32, "width 0 and pitch 32"),
+        (12, 0, "16 elements and matrices of 0 by 16"),
+        (13, 5, "16 elements and matrices of 1 by 5"),
+        (13, 17, "16 elements and matrices of 1 by 17"),
     ],
 )
 @pytest.mark.skipif(not REGISTRY["adamw_"].built.cpu, reason="the C++ library is not built")
@@ -127,7 +129,7 @@ def test_halves_of_a_step_from_a_table(backend):
         for from_table in (False, True):
             params = [torch.nn.Parameter(torch.full((n,), 2.0)) for n in (5, 16)]
             grads, table, state, tail = table_of(params, akopt.LAMB)
-            layout = table[:, 5:10].contiguous()
+            layout = table[:, TABLE_LAYOUT].contiguous()
             squares = torch.zeros(2, 2, dtype=torch.float64)
             for second in (False, True):
                 if from_table:

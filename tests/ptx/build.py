@@ -103,7 +103,7 @@ def glue_flags(cuda: str) -> list[str]:
 
 
 def package_objects() -> dict[Path, Path]:
-    """The objects of the package's CUDA library, by source, if it has the default architectures: the objects that are newer
+    """The objects of the package's CUDA library, by source, if it has PTX for sm_80 and sm_90a: the objects that are newer
     than their source and all that it includes."""
     libraries = ROOT.glob("build/cmake-*/libamp_kernels_cuda.so")
     library = max(libraries, key=lambda path: path.stat().st_mtime, default=None)
@@ -112,8 +112,7 @@ def package_objects() -> dict[Path, Path]:
     commands = ROOT / "CMakeLists.txt"
     cache = (library.parent / "CMakeCache.txt").read_text()
     built = re.search(r"^AMP_KERNELS_CUDA_ARCHS:.*?=(.*)$", cache, re.MULTILINE)[1].split(";")
-    default = re.search(r'AMP_KERNELS_CUDA_ARCHS "(.+?)"', commands.read_text())[1].split(";")
-    if not set(default) <= set(built):
+    if not {"8.0+PTX", "9.0a"} <= set(built):
         return {}
     folder = library.parent / "CMakeFiles/amp_kernels_cuda.dir"
     objects = {ROOT / path.relative_to(folder).with_suffix(""): path for path in folder.rglob("*.o")}

@@ -53,8 +53,8 @@ def compare(op):
                 yield from zip(executed, tensors(call(op, cpu_args, cpu_kwargs)), strict=True)
 
 
-@pytest.mark.parametrize("op", STEP, ids=lambda op: op.name)
 @pytest.mark.parametrize("capability", [80, 90, pytest.param(120, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("op", STEP, ids=lambda op: op.name)  # one case in two has every op
 def test_same_bits(op, capability, seeds):
     for seed in seeds:
         it = set_chip(capability, 2)  # the emulator's number of SMs, which decides how a list is shared out
@@ -143,7 +143,7 @@ def test_rows_that_only_registers_hold_beside_the_next():
 
 @pytest.mark.parametrize(("columns", "kernel"), [(264, "ring_kernel"), (30, "kernel")])
 def test_a_norm_with_dropout_is_one_kernel(columns, kernel, seeds):
-    """The bits are those of dropout and norm one after the other on the CPU, or, behind the sum, on the emulator."""
+    """The bits are those of dropout and norm one after the other on the CPU, or, after the sum, on the emulator."""
     generator = torch.Generator().manual_seed(columns)
     x, grad = (torch.randn(5, columns, generator=generator).bfloat16() for _ in range(2))
     residual, key = torch.randn(5, columns, generator=generator), torch.tensor([0x7EDCBA9876543210])

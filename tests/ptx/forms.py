@@ -7,7 +7,7 @@ from .build import CSRC
 from .interpreter.block import SPECIAL
 from .interpreter.instructions import find
 
-# An instruction begins a line, or stands behind another one, a brace or its guard.
+# An instruction begins a line, or follows another one, a brace or its guard.
 INSTRUCTION = re.compile(r"(?:^|[;{}\n])[ \t]*(?:@!?%?\w+\s+)?([a-z][a-z0-9_]*(?:[.:][\w:.]+)?)(?=[ \t;])[^;\n]*")
 SPECIAL_REGISTER = re.compile(
     r"%((?:n?tid|n?ctaid|n?clusterid|[a-z]+_[a-z]+|laneid|n?warpid|smid|clock|globaltimer)\b[.\w]*)"

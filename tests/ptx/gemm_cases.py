@@ -76,7 +76,7 @@ def in_turns() -> Case:
 
 @functools.cache
 def copied() -> list[tuple[GemmCase, int, int, tuple[int, ...]]]:
-    """Operands that TMA cannot read, one of them or both, because of odd lines or because they begin behind an odd element, where the
+    """Operands that TMA cannot read, one of them or both, because of odd lines or because they begin after an odd element, where the
     planner has them copied: the smallest problem of each kind, the number of SMs, the elements in front and the batch."""
     found: dict[tuple, tuple] = {}
     sizes = sorted(itertools.product((41, 72, 131), (40, 66, 136), (72, 73, 201, 521)), key=math.prod)

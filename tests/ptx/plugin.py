@@ -3,11 +3,11 @@
 python -m tests.ptx.run -m gpu tests/gpu/test_optimizers.py
 """
 
-import zlib
 from pathlib import Path
 
 import pytest
 
+from ..draw import drawn_of_each_test
 from .preloaded import machine, set_chip
 from .triton_driver import install
 
@@ -37,21 +37,11 @@ def pytest_addoption(parser):
     )
 
 
-def spread(cases: list, count: int) -> list:
-    """At most so many of a test's cases; where the first stands depends on the test, so that no parameter is always its first value."""
-    first = zlib.crc32(cases[0].nodeid.partition("[")[0].encode())
-    return [cases[(first + i * len(cases) // count) % len(cases)] for i in range(min(count, len(cases)))]
-
-
 @pytest.hookimpl(trylast=True)  # -m and -k have their say first
 def pytest_collection_modifyitems(config, items):
     kept = [item for item in items if not any(name in item.nodeid for name in LEFT_OUT)]
-    count = config.getoption("--each")
-    if count:
-        tests: dict[str, list] = {}
-        for item in kept:
-            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-        chosen = {item for cases in tests.values() for item in spread(cases, count)}
+    if most := config.getoption("--each"):
+        chosen = drawn_of_each_test(kept, most=most)
         kept = [item for item in kept if item in chosen]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept

@@ -37,7 +37,7 @@ def test_forms_of_the_vocabulary():
 
 
 def test_forms_of_the_library():
-    """All instances of all kernels, as they ship for sm_80, sm_90a and sm_120."""
+    """All instances of all kernels, as they ship for sm_80, sm_90a and, if the library was built for it, sm_120."""
     texts = kernels(build()[1])
     found = opcodes(texts)
     assert len(found) > 200

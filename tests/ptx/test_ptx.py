@@ -33,17 +33,24 @@ def template(kernel: str) -> str:
     return re.match(r".*\d([a-z]\w*_kernel)[EI]", kernel)[1]
 
 
-def test_executed(tmp_path):
-    """All cases, and every kernel of the library among what they start."""
-    command = [sys.executable, "-m", "tests.ptx.run", "--kernels-file", tmp_path / "kernels"]
+def executed(tmp_path, *options: str) -> set[str]:
+    """The templates of the kernels that the cases start."""
+    command = [sys.executable, "-m", "tests.ptx.run", "--kernels-file", tmp_path / "kernels", *options]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert run.returncode == 0, (run.stdout + run.stderr)[-12000:]
     assert " passed" in run.stdout
     assert "skipped" not in run.stdout, run.stdout
-    started = {template(name) for name in (tmp_path / "kernels").read_text().split() if name.startswith("_Z")}
-    shipped = {template(name) for source in sources_in(build()[1]) for name in source.kernels}
-    assert len(shipped) > 25
-    assert started == shipped
+    return {template(name) for name in (tmp_path / "kernels").read_text().split() if name.startswith("_Z")}
+
+
+def shipped() -> set[str]:
+    return {template(name) for source in sources_in(build()[1]) for name in source.kernels}
+
+
+def test_executed(tmp_path):
+    """One case in two of each test; all if the drawn ones leave out a kernel of the library, since the others may have it."""
+    if executed(tmp_path, "--one-in", "2") != shipped():
+        assert executed(tmp_path) == shipped()
 
 
 def test_tests_that_want_a_gpu():

@@ -74,7 +74,7 @@ ld.global.u32 %r5, [%rd4];
 CASES = {
     # ---- where an access goes
     "global: alignment": Case("st.global.u32 [%rd1], %r1;", "%rd1]", "%rd1+2]", "misaligned for 4 bytes"),
-    "global: behind the buffer": Case("ld.global.u32 %r5, [%rd1+1016];", "1016", "1020", "is in no buffer; 1020 bytes from"),
+    "global: past the buffer": Case("ld.global.u32 %r5, [%rd1+1016];", "1016", "1020", "is in no buffer; 1020 bytes from"),
     "global: in front of it": Case("ld.global.u32 %r5, [%rd1];", "%rd1]", "%rd1+-4]", "is in no buffer"),
     "global: a vector's end": Case(
         "ld.global.v2.u32 {%r5, %r6}, [%rd1+1008];", "1008", "1016", "8 bytes at offset 1016 of 1020"
@@ -121,7 +121,7 @@ CASES = {
     "blocks: no fence in front of a relaxed atomic": Case(
         LAST_BLOCK, "fence.acq_rel.gpu;", "", "no barrier, fence or atomic orders the write of block", TWO_BLOCKS
     ),
-    "blocks: no fence behind it": Case(
+    "blocks: no fence after it": Case(
         LAST_BLOCK, "fence.sc.gpu;", "", "no barrier, fence or atomic orders the write of block", TWO_BLOCKS
     ),
     **{

@@ -66,7 +66,7 @@ ld.shared.v2.u32 {{%r9, %r10}}, [%r3];
 FIRST = CLUSTER.partition("setp")[0]
 WAITING = CLUSTER.partition("WAIT:\n")[2].partition("END:")[0]
 
-# A descriptor of 128-byte swizzle, with 1,024 bytes between groups of 8 rows; B lies behind the 64 rows of A.
+# A descriptor of 128-byte swizzle, with 1,024 bytes between groups of 8 rows; B is stored after the 64 rows of A.
 A = 1 << 62 | 64 << 32 | 1 << 16
 B = A + (64 * 128 >> 4)
 PRODUCT = f"""
@@ -158,7 +158,7 @@ CASES = {
     "wgmma: what threads wrote, without a proxy fence": product("fence.proxy.async.shared::cta;", "",
         "with a proxy fence orders the write"),
     "wgmma: no fence": product(FENCE, "", "no wgmma.fence since"),
-    "wgmma: an accumulator written behind the fence": product(FENCE, FENCE + "mov.f32 %f2, 0f00000000;",
+    "wgmma: an accumulator written after the fence": product(FENCE, FENCE + "mov.f32 %f2, 0f00000000;",
         r"no wgmma.fence since \['%f2'\] was used"),
     "wgmma: an accumulator read too early": product("wait_group.sync.aligned 0", "wait_group.sync.aligned 1",
         "%f0 is used while a wgmma may still write it"),

@@ -10,7 +10,7 @@ from amp_kernels import _host
 from amp_kernels._checks.activations import ACTIVATIONS as ACTIVATIONS_OF_TORCH
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._raw.activation_backward import DERIVATIVES
-from amp_kernels._triton import _activations, activation_backward, activation_forward
+from amp_kernels._triton import _activations, activation_backward, activation_forward, column_sums
 from amp_kernels.testing.backends import check_backend
 from amp_kernels.testing.generators import normal
 from amp_kernels.testing.poison import assert_only_written
@@ -111,7 +111,7 @@ def test_gated_shapes_and_strides(shape):
     z = 2 * torch.randn(*shape[:-1], 2 * shape[-1], generator=generator)
     g = torch.randn(shape, generator=generator)
     for grad, preact in ((g, z), (g, z.mT.contiguous().mT), (g[..., :1].expand(shape), z)):
-        got = activation_backward.activation_backward(grad, preact, activation="swiglu")
+        got, _ = activation_backward.activation_backward(grad, preact, activation="swiglu")
         torch.testing.assert_close(got, DERIVATIVES["swiglu"](grad, preact), rtol=1e-5, atol=1e-6)
 
 
@@ -127,12 +127,26 @@ def test_shapes_and_strides(shape):
             (g.flatten()[:1].expand(z.numel()).reshape(shape), z),
             *permuted(g, z),
         ):
-            got = activation_backward.activation_backward(grad, preact, activation="gelu")
+            got, _ = activation_backward.activation_backward(grad, preact, activation="gelu")
             expected = DERIVATIVES["gelu"](grad.double(), preact.double()).to(dtype)
             assert got.dtype == dtype
             assert got.is_contiguous()
             tolerance = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.float32: 2.0**-20}[dtype]
             torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("programs", [2, 1024])
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+def test_sums_have_the_bits_of_column_sums(activation, programs, monkeypatch):
+    monkeypatch.setattr(column_sums, "PROGRAMS", programs)
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((0, 5), (1, 128), (31, 129), (3, 11, 7), (200, 260), (9,)):
+        z = torch.randn(*shape[:-1], shape[-1] * (2 if activation == "swiglu" else 1), generator=generator).bfloat16()
+        grad = torch.randn(shape, generator=generator).bfloat16()
+        for g in (grad, grad[..., :1].expand(shape)):
+            out, sums = activation_backward.activation_backward(g, z, activation=activation, bias_grad=True)
+            assert torch.equal(out, activation_backward.activation_backward(g, z, activation=activation)[0])
+            assert torch.equal(sums, column_sums.column_sums(out[None].flatten(0, -2)))
 
 
 @pytest.mark.parametrize("shape", [(1, 2047), (1, 4096), (3, 2049), (130, 33), (7, 1)])

@@ -99,10 +99,13 @@ CALLS = {
         make(bf16, COLUMNS + 8)[:, :COLUMNS], activation="silu"
     ),
     "swiglu": lambda make: activation_forward.activation_forward(make(bf16, 2 * COLUMNS), activation="swiglu"),
-    "activation_backward": lambda make: activation_backward.activation_backward(make(), make(), activation="gelu"),
+    "activation_backward": lambda make: activation_backward.activation_backward(make(), make(), activation="gelu")[0],
+    "activation_backward with sums": lambda make: activation_backward.activation_backward(
+        make(), make(), activation="gelu", bias_grad=True
+    )[0],
     "swiglu's gradient": lambda make: activation_backward.activation_backward(
         make(), make(bf16, 2 * COLUMNS), activation="swiglu"
-    ),
+    )[0],
     "cast": casts,
 }
 

@@ -135,7 +135,7 @@ def test_gates_and_values_through_tma(layout, n, monkeypatch):
 
 def test_only_what_tma_can_address_goes_through_it():
     def fits(t, column_major):
-        return host._fits_tma(host._lies(t), column_major)
+        return host._fits_tma(host._layout(t), column_major)
 
     x = torch.zeros(3, 16, 24, dtype=torch.float16)
     assert fits(x, False)
@@ -159,7 +159,7 @@ def test_access_widths():
     x = torch.zeros(4, 64, 64, dtype=torch.float16)
 
     def order(t):
-        return host._order(host._lies(t))
+        return host._order(host._layout(t))
 
     assert order(x) == (False, 8)
     assert order(x.mT) == (True, 8)
@@ -244,8 +244,8 @@ def test_more_than_2_to_31_elements(operand_name, rows, stride, monkeypatch):
     c = torch.zeros(m, n, dtype=torch.float16)
     expected = (a.double() @ b.double()).to(c.dtype)
     a, b, c = (far_apart(t) if name == operand_name else t for name, t in zip("abc", (a, b, c), strict=True))
-    lies = host._lies({"a": a, "b": b, "c": c}[operand_name].unsqueeze(0))
-    matrix = host._Matrix(lies, k if operand_name == "a" else n)
+    layout = host._layout({"a": a, "b": b, "c": c}[operand_name].unsqueeze(0))
+    matrix = host._Matrix(layout, k if operand_name == "a" else n)
     assert matrix.fits_int32((16, 16)) == (stride == 2**26)
     host.run(c, a, b, config=GemmConfig(16, 16, 16, num_warps=4, num_stages=2))
     assert torch.equal(c, expected)

@@ -242,7 +242,7 @@ def test_access_widths_of_halves():
     x = torch.zeros(2, 16, 64, dtype=torch.float16)
 
     def vec(t, n):
-        return host._Matrix(host._lies(t), n).vec
+        return host._Matrix(host._layout(t), n).vec
 
     assert vec(x, 64) == vec(x, 32) == 8
     assert vec(x[..., :40], 20) == 4
@@ -250,7 +250,7 @@ def test_access_widths_of_halves():
     assert vec(x[..., :56].contiguous(), 28) == 4
     columns = torch.zeros(2, 42, 16, dtype=torch.float16).mT
     assert vec(columns, 21) == 8, "halves of whole columns are aligned as the columns are"
-    assert host._Matrix(host._lies(columns), 21).column_major
+    assert host._Matrix(host._layout(columns), 21).column_major
     two_columns = torch.zeros(34, dtype=torch.float16).as_strided((1, 16, 2), (34, 1, 17))
     assert vec(two_columns, 1) == 1, "the second half begins at element 17"
     assert vec(x[:, :1].expand(2, 16, 64), 64) == 8

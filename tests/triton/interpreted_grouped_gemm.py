@@ -48,7 +48,7 @@ def test_samples(name, monkeypatch):
 
 @pytest.mark.parametrize("found", ENDS + HOSTILE)
 def test_rows(found):
-    """Exact: small integers. NaN stands behind the last end, and in the padding of b."""
+    """Exact: small integers. NaN is past the last end, and in the padding of b."""
     generator, (slices, end) = torch.Generator().manual_seed(len(found)), ranges(found, 49)
     offs = torch.tensor(found, dtype=torch.int32)
     for dtype, activation in ((HALF_DTYPES[0], "none"), (HALF_DTYPES[1], "relu")):

@@ -17,7 +17,7 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 def make(n, dtype, offset=0, seed=0):
-    """``n`` elements, ``offset`` elements behind a 16-byte boundary, with one more element after the last."""
+    """``n`` elements, ``offset`` elements after a 16-byte boundary, with one more element after the last."""
     generator = torch.Generator().manual_seed(seed + n)
     return torch.randn(n + offset + 1, generator=generator, dtype=torch.float64).to(dtype)[offset:-1]
 

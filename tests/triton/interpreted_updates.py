@@ -77,15 +77,19 @@ def test_every_way_to_keep_a_weight(op, amsgrad, grad_dtype, moment_dtype):
 @pytest.mark.parametrize("op", RULES)
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_moments_in_8_bits(op, amsgrad):
-    """With every way to keep a weight, around the ends of a block of 32 and of Triton's, and pieces of parameters."""
+    """With every way to keep a weight, around the ends of a block of 32 and of Triton's, and pieces of parameters, also within rows
+    of which Triton's blocks have one and a half, and four."""
     if amsgrad and op != "adamw_":
         return
 
     def move(update):
         update.layout[:, 4] += torch.arange(len(update.params)) << 34
+        for i, param in enumerate(update.params):
+            if param.numel() in (1536, 2048):
+                update.layout[i, 5:] = torch.tensor({1536: (768, 2**33), 2048: (256, 416)}[param.numel()])
 
     kinds = [*KINDS, Kind(F16, master=torch.int8), Kind(BF16, master=torch.int8, ema=True)]
-    shapes = ((7, 5), (0, 3), (32,), (1031,), (2048,))
+    shapes = ((7, 5), (0, 3), (32,), (1031,), (1536,), (2048,))
     scaled = {"grad_scale": 3.0, "sum_sq": 50.0, "max_norm": 2.0, "found_inf": 0.0}
     check(op, kinds, move, shapes=shapes, moment_dtype=torch.uint8, grad_dtype=BF16, amsgrad=amsgrad, **scaled)
 
@@ -280,7 +284,7 @@ def test_grad_scales(grad_scale):
 
 
 def shifted(tensors, offset):
-    """Copies of dense tensors that begin ``offset`` elements behind a 16-byte boundary."""
+    """Copies of dense tensors that begin ``offset`` elements after a 16-byte boundary."""
     moved = []
     for t in tensors:
         storage = torch.zeros(t.numel() + offset, dtype=t.dtype)

@@ -243,6 +243,20 @@ def test_activation_backward_is_memory_bound_code(arch, activation):
 
 
 @pytest.mark.parametrize("arch", [*ARCHS, 120])
+@pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name not in ("none", "swiglu")])
+def test_activation_backward_with_sums_is_memory_bound_code(arch, activation):
+    """A thread of 128 takes 32 elements at a time."""
+    z = torch.empty(255, 528, dtype=torch.bfloat16)
+    with aot.compiling_for(arch) as kernels:
+        activation_backward.activation_backward(z, z, activation=activation, bias_grad=True)
+    assert aot.count(r"ld\.global\.v4\.b32", kernels[0]) == 2 * 4
+    assert aot.count(r"st\.global\.v4\.b32", kernels[0]) == 4
+    assert aot.count(r"\.f64", kernels[0]) == 0
+    assert aot.usage(kernels[0]).stack == 0
+    assert aot.usage(kernels[0]).registers <= 168, "three blocks of 128 threads must fit an SM"
+
+
+@pytest.mark.parametrize("arch", [*ARCHS, 120])
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
 def test_activation_forward_is_memory_bound_code(arch, activation):
     gated = activation == "swiglu"

@@ -27,7 +27,7 @@ def passed(*options: str) -> int:
 
 @pytest.mark.slow
 def test_one_in_six():
-    assert passed("--sample", "6") > 100
+    assert passed("--sample", "6") > 90
 
 
 @pytest.mark.exhaustive

@@ -11,12 +11,13 @@
 namespace ak {
 namespace {
 
-// `calls` calls of the generator, from this group on. Word k of every call is stored apart, so that one vector holds
-// the same word of several calls and the generator, most of the work, is vectorised.
-AK_SIMD_CLONES void random_span(uint16_t* __restrict random, int64_t calls, const RandomKey key, uint64_t group) {
+// `calls` calls of the generator, from this group of the tensor on. Word k of every call is stored apart, so that one
+// vector holds the same word of several calls and the generator, most of the work, is vectorised.
+AK_SIMD_CLONES void random_span(uint16_t* __restrict random, int64_t calls, const RandomKey key, uint64_t first) {
   uint32_t words[4][kTile / 8];
   for (int64_t q = 0; q < calls; ++q) {
-    const Philox4 bits = rounding_bits(key.seed, key.step, key.index, group + static_cast<uint64_t>(q));
+    const Philox4 bits =
+        rounding_bits(key.seed, key.step, key.place.index, key.place.group(first + static_cast<uint64_t>(q)));
     words[0][q] = bits.word[0];
     words[1][q] = bits.word[1];
     words[2][q] = bits.word[2];
@@ -29,33 +30,54 @@ AK_SIMD_CLONES void random_span(uint16_t* __restrict random, int64_t calls, cons
 }
 
 #if AK_X86
-// Eight calls at once, each word in the lower half of a lane of 64 bits, where the products are: six instructions a
-// round. The upper halves are never used. Writes whole eights of calls.
+// Eight calls in a vector, each word in the lower half of a lane of 64 bits, where the products are: six instructions a
+// round. The upper halves are never used. A round waits 7 cycles for its own results, so four vectors take turns.
+// Writes whole vectors of each.
 __attribute__((target("avx512f"))) void random_avx512(uint16_t* random, int64_t calls, const RandomKey& key,
-                                                      uint64_t group) {
-  const PhiloxKeys keys(key.seed);
+                                                      uint64_t first) {
+  constexpr int kVectors = 4;
+  static_assert(kTile % (64 * kVectors) == 0);
+  constexpr auto kUpper = static_cast<_MM_PERM_ENUM>(0xf5), kToUpper = static_cast<_MM_PERM_ENUM>(0xa0);
+  PhiloxKeys keys(key.seed);
+  asm("" : "+m"(keys));  // from memory a broadcast costs no instruction, from a register one that is slow
+  const RandomPlace& place = key.place;
+  const __m128i to_rows = _mm_cvtsi32_si128(static_cast<int>(32 + place.shift));
   const auto all = [](uint64_t x)
                        __attribute__((target("avx512f"))) { return _mm512_set1_epi64(static_cast<int64_t>(x)); };
-  const __m512i first = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11),
-                second = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
-  for (int64_t q = 0; q < calls; q += 8) {
-    const __m512i groups =
-        _mm512_add_epi64(all(group + static_cast<uint64_t>(q)), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
-    __m512i c0 = groups, c2 = all(key.index), c3 = all(key.step);
-    __m512i c1 = _mm512_srli_epi64(groups, 32);
-    for (int round = 0; round < 10; ++round) {
-      const __m512i product0 = _mm512_mul_epu32(c0, all(0xD2511F53u)),
-                    product1 = _mm512_mul_epu32(c2, all(0xCD9E8D57u));
-      constexpr int kXorOfThree = 0x96;
-      c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(product1, 32), c1, all(keys.word[2 * round]), kXorOfThree);
-      c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(product0, 32), c3, all(keys.word[2 * round + 1]), kXorOfThree);
-      c1 = product1;
-      c3 = product0;
+  const __m512i factor0 = _mm512_set1_epi64(0xD2511F53u), factor1 = _mm512_set1_epi64(0xCD9E8D57u);
+  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // two vectors of whole calls are unpacked from it
+  for (int64_t q = 0; q < calls; q += 8 * kVectors) {
+    __m512i c[kVectors][4];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const __m512i call = _mm512_add_epi64(all(first + static_cast<uint64_t>(q + 8 * v)), order);
+      const __m512i row = _mm512_srl_epi64(_mm512_mul_epu32(call, all(place.reciprocal)), to_rows);
+      c[v][0] = _mm512_add_epi64(_mm512_add_epi64(call, all(place.first)), _mm512_mul_epu32(row, all(place.gap)));
+      c[v][1] = _mm512_srli_epi64(c[v][0], 32);
+      c[v][2] = all(place.index);
+      c[v][3] = _mm512_set1_epi64(key.step);
     }
-    const __m512i low = _mm512_mask_blend_epi32(0xaaaa, c0, _mm512_slli_epi64(c1, 32));
-    const __m512i high = _mm512_mask_blend_epi32(0xaaaa, c2, _mm512_slli_epi64(c3, 32));
-    _mm512_storeu_si512(random + 8 * q, _mm512_permutex2var_epi64(low, first, high));
-    _mm512_storeu_si512(random + 8 * q + 32, _mm512_permutex2var_epi64(low, second, high));
+#pragma GCC unroll 10
+    for (int round = 0; round < 10; ++round) {
+      const __m512i key0 = _mm512_set1_epi32(static_cast<int>(keys.word[2 * round])),
+                    key1 = _mm512_set1_epi32(static_cast<int>(keys.word[2 * round + 1]));
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        constexpr int kXorOfThree = 0x96;
+        const __m512i product0 = _mm512_mul_epu32(c[v][0], factor0), product1 = _mm512_mul_epu32(c[v][2], factor1);
+        c[v][0] = _mm512_ternarylogic_epi32(_mm512_shuffle_epi32(product1, kUpper), c[v][1], key0, kXorOfThree);
+        c[v][2] = _mm512_ternarylogic_epi32(_mm512_shuffle_epi32(product0, kUpper), c[v][3], key1, kXorOfThree);
+        c[v][1] = product1;
+        c[v][3] = product0;
+      }
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const __m512i low = _mm512_mask_shuffle_epi32(c[v][0], 0xaaaa, c[v][1], kToUpper),
+                    high = _mm512_mask_shuffle_epi32(c[v][2], 0xaaaa, c[v][3], kToUpper);
+      _mm512_storeu_si512(random + 8 * (q + 8 * v), _mm512_unpacklo_epi64(low, high));
+      _mm512_storeu_si512(random + 8 * (q + 8 * v) + 32, _mm512_unpackhi_epi64(low, high));
+    }
   }
 }
 #endif
@@ -74,23 +96,23 @@ AK_SIMD_CLONES void round_stochastic_span(const float* __restrict from, const ui
   for (int64_t i = 0; i < n; ++i) to[i].bits = round_stochastic<T>(from[i], random[i]).bits;
 }
 
-// Writes whole calls.
+// Writes whole calls, as many vectors of them as it takes.
 void draw(uint16_t* random, int64_t at, int64_t n, const RandomKey& key) {
-  const uint64_t group = key.first_group + static_cast<uint64_t>(at) / 8;
+  const uint64_t first = static_cast<uint64_t>(at) / 8;
 #if AK_X86
-  if (vector_bits() == 512) return random_avx512(random, (n + 7) / 8, key, group);
+  if (vector_bits() == 512) return random_avx512(random, (n + 7) / 8, key, first);
 #endif
-  random_span(random, (n + 7) / 8, key, group);
+  random_span(random, (n + 7) / 8, key, first);
 }
 
 }  // namespace
 
-const uint16_t* TileNumbers::of(int value) {
+const uint16_t* TileNumbers::of(int value, int64_t first, int64_t n) {
   if (!drawn_) draw(of_weight_, at_, n_, key_);
   drawn_ = true;
-  if (value == 0) return of_weight_;
+  if (value == 0) return of_weight_ + first;
   constexpr decltype(&deal_span<1>) kDeal[] = {deal_span<1>, deal_span<2>, deal_span<3>};
-  kDeal[value - 1](of_weight_, of_moment_, (n_ + 7) / 8);
+  kDeal[value - 1](of_weight_ + first, of_moment_, (n + 7) / 8);
   return of_moment_;
 }
 

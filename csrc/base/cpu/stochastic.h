@@ -2,14 +2,15 @@
 #pragma once
 
 #include "base/cpu/tile.h"
+#include "base/philox.h"
 
 namespace ak {
 
 // The key of a tensor's random bits (base/philox.h).
 struct RandomKey {
   uint64_t seed;
-  uint32_t step, index;
-  uint64_t first_group = 0;  // that of element 0
+  uint32_t step;
+  RandomPlace place;
 };
 
 // The random bits of elements [at, at + n) of a tensor, a tile at most, drawn when they are first asked for. `at` is a
@@ -19,7 +20,9 @@ class TileNumbers {
   TileNumbers(const RandomKey& key, int64_t at, int64_t n) : key_(key), at_(at), n_(n) {}
 
   // 16 bits for each element, those of one value (base/philox.h); until the next call.
-  const uint16_t* of(int value);
+  const uint16_t* of(int value) { return of(value, 0, n_); }
+  // The same for elements [first, first + n) of the tile; `first` is a multiple of 8.
+  const uint16_t* of(int value, int64_t first, int64_t n);
 
  private:
   RandomKey key_;

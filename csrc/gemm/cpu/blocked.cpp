@@ -232,7 +232,7 @@ class Product {
   const int64_t steps_;       // of all of K
   const int64_t columns_;     // of a half
   const int64_t row_blocks_;  // of one matrix
-  const bool in_place_;       // rows of `a` are read where they lie
+  const bool in_place_;       // rows of `a` are read in place
   const Blocking blocking_;
   int64_t block_columns_, column_blocks_;  // of a half
   int64_t block_room_;                     // its columns in whole panels

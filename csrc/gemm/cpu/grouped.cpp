@@ -91,7 +91,7 @@ Status grouped_gemm_cpu(const GroupedProblem& p, Stream stream) {
       gemm_cpu(problem_of(p, group), stream);
     }
   }
-  // Cut by rows, and by one more for each group, so that every group, be it empty, begins at a place of its own.
+  // Cut by rows, and by one more for each group, so that every group, even an empty one, begins at a place of its own.
   int64_t places = 0;
   for (const Group& group : small) places += group.size + 1;
   const int64_t flops = 2 * std::max<int64_t>(1, int64_t{p.product.n} * (p.sums ? p.product.m : p.product.k));

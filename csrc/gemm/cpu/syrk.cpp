@@ -2,7 +2,7 @@
 //
 // Work: n (n + w) k flops, w the width of a panel. A panel of columns is one product (product.h) with the rows from its
 // first column down, whose sums are finished in the cache up to the diagonal. The upper triangle is copied last, from
-// results that lie in the L2 or L3 cache, 2 n^2 bytes.
+// results that are in the L2 or L3 cache, 2 n^2 bytes.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>

@@ -181,8 +181,7 @@ AK_TARGET void dot_tile(int64_t k, const uint32_t* a, int64_t steps, Operand b, 
     for (int j = 0; j < kColumns; ++j) {
       const uint16_t* from = b.data + j * b.lane_stride + p * V::kPair;
       const typename V::Words column = load(from);
-      __builtin_prefetch(from +
-                         kColumns * b.lane_stride);  // of the next columns, a hint that may point behind the last
+      __builtin_prefetch(from + kColumns * b.lane_stride);  // of the next columns, a hint that may point past the last
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i)
         tile[i][j] = V::multiply_add(V::load_words(a + i * steps + p), column, tile[i][j]);

@@ -4,7 +4,7 @@
 // gemm_sm80, of as many as the groups may have; those beyond the last tile exit at once. Every warp finds the block's
 // group by itself, 32 groups at a time, a lane for each: the ends are the prefix maximum of the clamped offsets, the
 // tiles before a group a prefix sum. Then the tile is one of an ordinary product, whose rows end with the group or
-// whose operands begin at its first term. The rows behind the last group are a group without terms. Traps: a group
+// whose operands begin at its first term. The rows past the last group are a group without terms. Traps: a group
 // without terms has no step to copy, and its sums are zeros all the same. Rows in no group have no bias.
 #include "gemm/sm80/launch.cuh"
 

@@ -270,13 +270,13 @@ class FragmentAddress {
     const int pitch = strip_pitch(args.path), exchange = args.path == CopyPath::kShifted ? 0 : lane % 8 / 2;
     const int strip = k_major ? first + 8 * row + lane % 8 : first / 32 * 32 + 8 * k + lane % 8;
     const int chunk = k_major ? k : first / 16 % 2 * 2 + row;
-    const int at = strip * pitch + (chunk ^ exchange) * 16, beside = strip * pitch + (chunk ^ exchange ^ 2) * 16;
+    const int at = strip * pitch + (chunk ^ exchange) * 16, neighbour = strip * pitch + (chunk ^ exchange ^ 2) * 16;
     // k-major: the next 16 rows are 16 strips later and the next 16 of k in the other half of the strip. Otherwise the
     // reverse.
     corner_[0][0] = at;
-    corner_[0][1] = k_major ? beside : at + 16 * pitch;
-    corner_[1][0] = k_major ? at + 16 * pitch : beside;
-    corner_[1][1] = beside + 16 * pitch;
+    corner_[0][1] = k_major ? neighbour : at + 16 * pitch;
+    corner_[1][0] = k_major ? at + 16 * pitch : neighbour;
+    corner_[1][1] = neighbour + 16 * pitch;
     thirty_two_strips_ = 32 * pitch;
     transposed_ = !k_major;
   }

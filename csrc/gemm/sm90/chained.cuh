@@ -1,4 +1,4 @@
-// Products whose accumulators start from C, and their launch: the gradient of a weight that goes on from main_grad.
+// Products whose accumulators start from C, and their launch: the gradient of a weight that continues from main_grad.
 //
 // Work: that of gemm_sm90, 8 bytes an element of C as with red. Plan: a consumer loads its part of C before its first
 // wgmma and stores plainly. wgmma carries nothing from one instruction to the next but its fp32 accumulators, so a sum

@@ -3,7 +3,7 @@
 // Work: 2 T k n flops, and those of the rows that complete each group's last 64: rows / (rows + 32) of the flops are
 // used on average at random sizes. Plan: square tiles in turns, each of one group. For rows, one map covers all rows of
 // A, the rows of the next group that a tile loads make results that nobody stores, and the store of C clips at the end
-// of the group. A tile whose rows end within its first slice of 64 leaves out the other. The rows behind the last group
+// of the group. A tile whose rows end within its first slice of 64 leaves out the other. The rows past the last group
 // are tiles without k steps, whose zeros take the same way. For sums, the maps of A and B clip at the end of the group,
 // so a group may begin at any term. Traps: a tile without k steps is not the end mark. A group's ends are known to the
 // device alone, so the grid is what the largest number of tiles would fill. 32 KB per k step from L2 in the 512 cycles

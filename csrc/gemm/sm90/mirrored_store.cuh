@@ -1,7 +1,7 @@
 // Store of a tile of a symmetric C, and of its mirror image.
 //
 // Work: per box of 64 x 64, one pass over 32 sums a thread, each rounded once; 2 x 8 KB through shared memory. Plan:
-// the pairs of a box are staged twice, as they lie by stmatrix and transposed by stmatrix.trans, and TMA stores both
+// the pairs of a box are staged twice, as they are by stmatrix and transposed by stmatrix.trans, and TMA stores both
 // boxes. The columns of a tile beyond a multiple of 64 come in boxes of 16. Boxes above the diagonal belong to their
 // mirror images. From boxes across the diagonal the threads store what lies below it, and its mirror image, in chunks
 // of 8 elements; a chunk on the diagonal takes its upper elements from the transposed box. So every element is stored

@@ -115,7 +115,7 @@ class GroupedScheduler {
 
  private:
   AK_DEVICE static int blocks(int x, int by) { return (x + by - 1) / by; }
-  /// The rows behind the last end are like a group, without terms.
+  /// The rows past the last end are like a group, without terms.
   AK_DEVICE int group_count() const { return args_.groups.count + (Tile::kRowGroups ? 1 : 0); }
 
   /// Rows of tiles.

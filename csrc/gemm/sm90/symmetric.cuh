@@ -4,7 +4,7 @@
 // bytes of operands and 2 n^2 of C, which a residual makes 3 n^2. Plan: a lone product takes the tile that fills whole
 // waves. Many tiles are squares in turns, so that the mirrored store of one overlaps the main loop of the next; every k
 // step needs its 32 KB from L2 in the 512 cycles of its wgmma. K is never split, so the bits of a matrix depend neither
-// on the tile nor on the batch. Both operands lie alike, which halves the instances.
+// on the tile nor on the batch. Both operands have the same layout, which halves the instances.
 #pragma once
 #include "gemm/sm90/gemm.cuh"
 
@@ -30,7 +30,7 @@ inline const char* refuses_symmetric(const GemmProblem& q, int tile) {
   if (q.m != q.n || q.m < 1 || q.k < 1 || q.batch < 1) return "gemm_sm90: a symmetric C has m = n rows, at least 1";
   if (!gemm_sm90_reads(q.a, q.ld_a, q.batch_stride_a) || !gemm_sm90_reads(q.b, q.ld_b, q.batch_stride_b))
     return "gemm_sm90: A, B, and the distances between their rows and matrices are multiples of 16 bytes";
-  if (q.m_major_a != q.n_major_b) return "gemm_sm90: the operands of a symmetric C lie alike";
+  if (q.m_major_a != q.n_major_b) return "gemm_sm90: the operands of a symmetric C have the same layout";
   if (q.c.type != q.type || !by(16, q.c) || q.c.row_stride < q.n)
     return "gemm_sm90: a symmetric C has the type of A, and begins at multiples of 16 bytes, as its rows do";
   if (e.residual.data && (e.residual.type != q.type || !by(4, e.residual)))

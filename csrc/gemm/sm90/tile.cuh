@@ -33,7 +33,7 @@ struct Tile {
   static constexpr bool kChained = false;
   static constexpr Grouping kGrouping = kGrouping_;
   static constexpr bool kRowGroups = kGrouping == Grouping::kRows, kTermGroups = kGrouping == Grouping::kSums;
-  /// Work::steps behind the last tile. A tile of a grouped product may have no k steps.
+  /// Work::steps past the last tile. A tile of a grouped product may have no k steps.
   static constexpr int kEndMark = kGrouping == Grouping::kNone ? 0 : -1;
   static constexpr int kClusterM = kShareA ? 1 : kCluster, kClusterN = kShareA ? kCluster : 1;
   static constexpr int kThreads = kWarpgroupThreads * (1 + kConsumers);
@@ -223,7 +223,7 @@ struct Args {
 /// One work item of a block.
 struct Work {
   int m, n;               // first row and column in C
-  int batch;              // or group; behind the last group of rows, the rows that are in none
+  int batch;              // or group; past the last group of rows, the rows that are in none
   int first_step, steps;  // of k
   int split;
   int tile;        // index of the tile in scratch

@@ -13,7 +13,7 @@ template <>
 struct ak::Tuned<ak::AdamW> : ak::Untuned<ak::AdamW> {
   static constexpr int kCommonMoments = 2;
   static constexpr int kBlocksPerSm = 2, kExtrasBlocksPerSm = 2, kBlocksPerSm8 = 2;
-  static constexpr int kPrepareTensors = 360;
+  static constexpr int kPrepareTensors = 320;
   static constexpr int kTensors = 528, kExtrasTensors = 416, kTensors8 = 312;
 };
 

@@ -41,17 +41,18 @@ std::vector<Squares> move_moments(const std::vector<Param>& params, const std::v
   std::vector<std::vector<Squares>> squares(params.size());
   for (size_t i = 0; i < params.size(); ++i)
     squares[i].resize(static_cast<size_t>((params[i].numel + kChunk - 1) / kChunk));
-  for_each_tile<Lamb>(
+  for_each_tile(
       params, KeyOf<Lamb>{params, shared, seed},
-      [&](int64_t index, const float* p, const float* g, float* const* moments, int64_t at, int64_t n,
-          TileNumbers& numbers) {
+      [&](int64_t index, const float* p, const float* g, int64_t at, int64_t n, TileNumbers& numbers) {
         const size_t i = static_cast<size_t>(index);
         const auto& s = shared[i];
+        TileMoments<Lamb> moments;
         float direction[kTile];
-        moments_span(moments[0], moments[1], g, n, inv_scale, s.clip, s.scalars);
-        store_moments<Lamb>(params[i], moments, at, n, numbers);
-        for (int k = 0; k < 2; ++k) load_moment(params[i], k, is_unsigned<Lamb>(k), at, n, moments[k]);  // as stored
-        direction_span(p, moments[0], moments[1], direction, n, s.scalars);
+        moments.load(params[i], at, n);
+        moments_span(moments.of[0], moments.of[1], g, n, inv_scale, s.clip, s.scalars);
+        moments.store(params[i], at, n, 0, numbers);
+        moments.load(params[i], at, n);  // as stored
+        direction_span(p, moments.of[0], moments.of[1], direction, n, s.scalars);
         Squares& sum = squares[i][static_cast<size_t>(at / kChunk)];
         sum.weight += sum_squares(p, n);
         sum.direction += sum_squares(direction, n);

@@ -13,11 +13,11 @@
 // element.
 //
 // Traps: both passes must compute the same direction, and the second reads moments that may have been rounded to bf16,
-// so the first rounds them before it goes on. Squares are taken and added in double: squares of fp32 numbers are exact
-// there, none under- or overflows, and the error of a sum is far below the rounding of the rate. That is six double
-// instructions an element; at 2 a cycle and SM (compute capability 7.5, 8.6, 8.9, 12.0) they take as long as 16 bytes.
-// There are no atomics, and slots belong to units, whose size depends on the list alone: the bits are the same in each
-// run and on each device. A skip (found_inf) must leave every byte unchanged: all four kernels check it.
+// so the first rounds them before it continues. Squares are taken and added in double: squares of fp32 numbers are
+// exact there, none under- or overflows, and the error of a sum is far below the rounding of the rate. That is six
+// double instructions an element; at 2 a cycle and SM (compute capability 7.5, 8.6, 8.9, 12.0) they take as long as 16
+// bytes. There are no atomics, and slots belong to units, whose size depends on the list alone: the bits are the same
+// in each run and on each device. A skip (found_inf) must leave every byte unchanged: all four kernels check it.
 #include "update/rules/lamb.h"
 
 #include "device/block.cuh"
@@ -31,7 +31,7 @@ template <>
 struct Tuned<Lamb> : Untuned<Lamb> {
   static constexpr bool kMovesMoments = false;
   static constexpr int kBlocksPerSm = 3, kExtrasBlocksPerSm = 2, kBlocksPerSm8 = 2;
-  static constexpr int kPrepareTensors = 360;
+  static constexpr int kPrepareTensors = 320;
   static constexpr int kTensors = 528, kExtrasTensors = 464, kTensors8 = 376;
 
   static size_t stage_bytes(std::span<const Param> params);

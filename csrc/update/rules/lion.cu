@@ -10,7 +10,7 @@
 template <>
 struct ak::Tuned<ak::Lion> : ak::Untuned<ak::Lion> {
   static constexpr int kBlocksPerSm = 3, kExtrasBlocksPerSm = 2, kBlocksPerSm8 = 2;
-  static constexpr int kPrepareTensors = 400;
+  static constexpr int kPrepareTensors = 344;
   static constexpr int kTensors = 620, kExtrasTensors = 536, kTensors8 = 464;
 };
 

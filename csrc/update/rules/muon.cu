@@ -11,7 +11,7 @@
 template <>
 struct ak::Tuned<ak::Muon> : ak::Untuned<ak::Muon> {
   static constexpr int kBlocksPerSm = 3, kExtrasBlocksPerSm = 3, kBlocksPerSm8 = 2;
-  static constexpr int kPrepareTensors = 400;
+  static constexpr int kPrepareTensors = 344;
   static constexpr int kTensors = 620, kExtrasTensors = 536, kTensors8 = 464;
 };
 

@@ -53,11 +53,11 @@ MUTANTS = [
     Mutant(WEIGHTS, "static_cast<uint64_t>(i) / 8", "static_cast<uint64_t>(i)", "every element calls the generator anew"),
     Mutant(WEIGHTS, "round_stochastic<T>(x[j], random[j])", "round_stochastic<T>(x[j], random[0])", "eight elements share one number"),
     Mutant(WEIGHTS, "i % 8 == j ? random16<kScale>(bits, j, value) : random[0]", "random16(bits, 0)", "element by element all take the first number of a call"),
-    Mutant(WEIGHTS, "key.seed, key.step, key.index", "key.seed, key.index, key.step", "step and index are mixed up"),
+    Mutant(WEIGHTS, "key.seed, key.step, key.place.index", "key.seed, key.place.index, key.step", "step and index are mixed up"),
     Mutant("base/philox.h", "static_cast<uint32_t>(key >> 32) + round", "round", "half of the seed is dropped"),
     Mutant(STEP, "row.step = static_cast<uint32_t>(step);", "", "all steps have the same random bits"),
     Mutant(STEP, "row.step = static_cast<uint32_t>(step);", "row.step = static_cast<uint32_t>(step) - 1;", "the random bits of the step before"),
-    Mutant(STEP, "args.index[i] = p.index;", "args.index[i] = begin + i;", "the index depends on the list"),
+    Mutant(STEP, "args.random[i] = p.random;", "args.random[i] = p.random; args.random[i].index = begin + i;", "the index depends on the list"),
     # ---- average of the weights
     Mutant(WEIGHTS, "ak::ema(average[j], weight[j], take)", "ak::ema(weight[j], average[j], take)", "the average jumps"),
     Mutant(STEP, "ema_take(group.ema_decay)", "static_cast<float>(group.ema_decay)", "takes what it should keep"),

@@ -23,7 +23,7 @@ MUTANTS = [
     # ---- values
     Mutant(KERNEL, "return f(bf16{});", "return f(fp16{});", "bf16 is taken for fp16"),
     Mutant(KERNEL, "with_narrow_dtype(args.to[tensor],", "with_narrow_dtype(args.from[tensor],", "dtypes are mixed up"),
-    Mutant(KERNEL, "key{seed, count, args.index[tensor], 0}", "key{seed, count, 0}", "all pairs have the same random bits"),
+    Mutant(KERNEL, "key{seed, count, {0, args.index[tensor], 0, 0, 0}}", "key{seed, count, {}}", "all pairs have the same random bits"),
     Mutant(KERNEL, "key{seed, count,", "key{seed, 0,", "the step is forgotten"),
     Mutant(KERNEL, "key{seed, count,", "key{uint32_t(seed), count,", "half of the seed is dropped"),
     Mutant(KERNEL, "struct Destination : StochasticWeight<T>", "struct Destination : PlainWeight<T>", "nothing is rounded stochastically"),

@@ -9,8 +9,8 @@ FORMULA = "dropout/formula.h"
 MUTANTS = [
     Mutant(KERNEL, "left >= kVec", "left > 0", "the tail is moved as a vector"),
     Mutant(KERNEL, "aligned && left", "left", "what lies between boundaries is moved in vectors"),
-    Mutant(KERNEL, "j < left ? to_float(load(from + j)) : 0.0f", "to_float(load(from + j))", "what is behind the end is read"),
-    Mutant(KERNEL, "if (j < left) store", "store", "what is behind the end is written"),
+    Mutant(KERNEL, "j < left ? to_float(load(from + j)) : 0.0f", "to_float(load(from + j))", "what is past the end is read"),
+    Mutant(KERNEL, "if (j < left) store", "store", "what is past the end is written"),
     Mutant(KERNEL, "at + j) / kDropoutGroup", "at) / kDropoutGroup", "both groups of a thread share their bits"),
     Mutant(KERNEL, "at + j) / kDropoutGroup", "at + j)", "groups are numbered by their first element"),
     Mutant(KERNEL, "bits.word[k]", "bits.word[0]", "a group shares one word"),

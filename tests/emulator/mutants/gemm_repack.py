@@ -10,7 +10,7 @@ PITCH = "gemm/sm90/repack.h"
 MUTANTS = [
     # ---- a chunk
     Mutant(KERNEL, "x > 0 && x + kInChunk < length :", "x + kInChunk < length :", "the word in front of a line is read"),
-    Mutant(KERNEL, "x > 0 && x + kInChunk < length :", "x > 0 && x + kInChunk <= length :", "the word behind a line is read"),
+    Mutant(KERNEL, "x > 0 && x + kInChunk < length :", "x > 0 && x + kInChunk <= length :", "the word past a line is read"),
     Mutant(KERNEL, ": x + kInChunk <= length)", ": true)", "words beyond a line are read"),
     Mutant(KERNEL, "reinterpret_cast<const uint32_t*>(p - odd)", "reinterpret_cast<const uint32_t*>(p)", "words are read where none begins"),
     Mutant(KERNEL, "i < 4 || odd ? load(aligned + i) : 0", "load(aligned + i)", "a fifth word is read where four hold all"),
@@ -37,6 +37,6 @@ MUTANTS = [
     Mutant(KERNEL, "next += lines.size();", "", "both copies go to one place"),
     Mutant(KERNEL, "copy.plane = lines.plane;", "copy.plane = lines.lines * lines.ld;", "matrices are taken to follow each other"),
     Mutant(HOST, "ld >= 1 && ld % 8 == 0 &&", "ld >= 1 &&", "odd lines are not copied"),
-    Mutant(HOST, "reinterpret_cast<uintptr_t>(p) % 16 == 0 && ld", "ld", "an operand behind an odd element is not copied"),
+    Mutant(HOST, "reinterpret_cast<uintptr_t>(p) % 16 == 0 && ld", "ld", "an operand after an odd element is not copied"),
     Mutant(HOST, "batch_stride >= 0 && batch_stride % 8 == 0", "batch_stride >= 0", "matrices at odd distances are not copied"),
 ]  # fmt: skip

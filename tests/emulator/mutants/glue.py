@@ -5,6 +5,7 @@ from . import Mutant
 TEST = "test_glue.py"
 GRADIENTS = "gradients/glue.cpp"
 SUMS = "column_sums/glue.cpp"
+SLOTS = "column_sums/glue.h"
 ACTIVATION = "activation/glue.cpp"
 OPERAND = "gemm/glue_operand.h"
 GEMM = "gemm/glue.cpp"
@@ -16,14 +17,14 @@ PLAN = "gemm/plan.h"
 
 MUTANTS = [
     # ---- column_sums
-    Mutant(SUMS, "call.scratch(static_cast<size_t>(shares * p.columns) * 4)", "call.scratch(static_cast<size_t>(shares * p.columns))", "a quarter of the bytes for the shares"),
+    Mutant(SLOTS, "static_cast<size_t>(shares * columns) * sizeof(float)", "static_cast<size_t>(shares * columns)", "a quarter of the bytes for the shares"),
     Mutant(SUMS, ".pitch = x.stride(0)", ".pitch = x.size(1)", "rows lie without a gap"),
     Mutant(SUMS, "x_in.stride(1) == 1", "x_in.stride(0) >= 1", "columns are read as rows"),
     Mutant(SUMS, "if (p.columns == 0) return sums;", "", "a grid of no columns"),
     Mutant(SUMS, "dtype_of(x.scalar_type())", "DType::kBFloat16", "every matrix is bf16"),
     # ---- check_and_norm, unscale_, update_scale_
     Mutant(GRADIENTS, "call.counters(1)", "static_cast<uint32_t*>(scratch)", "blocks are counted in memory that nobody zeroed"),
-    Mutant(GRADIENTS, "any_empty ? sizeof(float) * refs.size() : 0", "any_empty ? sizeof(float) : 0", "results of empty tensors behind the first stay unwritten"),
+    Mutant(GRADIENTS, "any_empty ? sizeof(float) * refs.size() : 0", "any_empty ? sizeof(float) : 0", "results of empty tensors after the first stay unwritten"),
     Mutant(GRADIENTS, "call.scratch(check_and_norm_per_tensor_scratch_bytes(refs))", "call.scratch(check_and_norm_scratch_bytes(refs))", "the scratch of another kernel"),
     Mutant(GRADIENTS, "scratch, blocks_done, norms_at, found_at);", "scratch, blocks_done, found_at, norms_at);", "norm and flag exchanged"),
     Mutant(GRADIENTS, 'const float* scale = call.scalar({"grad_scale"}, grad_scale);', "const float* scale = nullptr;", "the scale is forgotten"),
@@ -38,15 +39,16 @@ MUTANTS = [
            "the tail of a long list is dropped"),
     Mutant(CALL, "zero(t, zeroed);", "", "scratch is never zeroed"),
     # ---- activation_backward
-    Mutant(ACTIVATION, "const Tensor g = torch::stable::contiguous(grad)", "const Tensor g = grad", "a gradient with gaps is taken as it lies"),
+    Mutant(ACTIVATION, "const Tensor g = torch::stable::contiguous(grad)", "const Tensor g = grad", "a gradient with gaps is taken as it is laid out"),
     Mutant(ACTIVATION, "columns == 0 ? 0 : z.numel() / columns", "columns == 0 ? 0 : g.numel() / columns", "rows counted by the narrower tensor"),
     Mutant(ACTIVATION, "dtype_of(g.scalar_type())", "dtype_of(z.scalar_type())", "the dtype of the gradient is that of z"),
+    Mutant(ACTIVATION, "columns == 0 ? nullptr : column_slots", "columns == 0 ? nullptr : p.sums; column_slots", "the shares leave their sums in those of all"),
     # ---- GEMM: operands
     Mutant(GEMM, "problem.batch_stride_a = batch_stride_of(a.tensor), problem.batch_stride_b = batch_stride_of(b.tensor);",
            "problem.batch_stride_a = batch_stride_of(b.tensor), problem.batch_stride_b = batch_stride_of(a.tensor);", "the batch strides of the operands exchanged"),
-    Mutant(GEMM, "problem.ld_a = a.lies.ld, problem.ld_b = b.lies.ld;", "problem.ld_a = b.lies.ld, problem.ld_b = a.lies.ld;",
+    Mutant(GEMM, "problem.ld_a = a.layout.ld, problem.ld_b = b.layout.ld;", "problem.ld_a = b.layout.ld, problem.ld_b = a.layout.ld;",
            "the row strides of the operands exchanged"),
-    Mutant(GEMM, "problem.m_major_a = !a.lies.k_contiguous", "problem.m_major_a = !b.lies.k_contiguous", "the layout of b for a"),
+    Mutant(GEMM, "problem.m_major_a = !a.layout.k_contiguous", "problem.m_major_a = !b.layout.k_contiguous", "the layout of b for a"),
     Mutant(OPERAND, "t.stride(d - 2), t.stride(d - 1), batch_stride_of(t)", "t.stride(d - 1), t.stride(d - 2), batch_stride_of(t)", "row and column stride exchanged"),
     Mutant(OPERAND, "t.stride(d - 2), t.stride(d - 1), batch_stride_of(t)};", "t.stride(d - 2), t.stride(d - 1), d == 3 ? t.stride(1) : 0};",
            "the row stride for the batch stride of results"),
@@ -54,7 +56,7 @@ MUTANTS = [
     Mutant(OPERAND, "tensor = torch::stable::contiguous(t);", "", "an operand that lies in no usable way is not copied"),
     Mutant(LAUNCH, "if (q.k == 0) sum_over_zeros(call_, q);", "", "a sum over nothing is left to the kernels"),
     Mutant(PLAN, "(r.tma_operands() || r.batch_invariant)", "r.tma_operands()", "unaligned rows take another kernel than aligned ones"),
-    Mutant(GEMM, "call.a.lie_across(d - 1);", "", "a gradient that lies along its rows is refused"),
+    Mutant(GEMM, "call.a.lay_across(d - 1);", "", "a gradient that lies along its rows is refused"),
     Mutant(OPERAND, "tensor.size(k_dim) == 1 ? (tensor.size(other) + 7) / 8 * 8 : tensor.stride(k_dim)", "tensor.size(other)", "lines across k are taken as dense"),
     # ---- GEMM: epilogue
     Mutant(GEMM, "values.row_stride = per_column ? 0 : t.stride(0);", "values.row_stride = per_column ? 0 : 1;", "a bias per row is taken as dense"),
@@ -83,7 +85,7 @@ MUTANTS = [
     Mutant(UPDATE_CALL, "p.grad_dtype = dtype_of(static_cast<ScalarType>(row.grad_dtype));", "p.grad_dtype = DType::kFloat32;", "gradients are taken for fp32"),
     Mutant(UPDATE_CALL, "p.shadow_dtype = block.shadow_dtype;", "p.shadow_dtype = DType::kFloat16;", "shadows are taken for fp16"),
     Mutant(UPDATE_CALL, "p.group = static_cast<int>(row.group);", "p.group = 0;", "everything is in the first group"),
-    Mutant(UPDATE_CALL, "p.index = static_cast<uint32_t>(row.index);", "p.index = 0;", "all parameters draw the same random bits"),
+    Mutant(UPDATE_CALL, "random_place(static_cast<uint32_t>(row.index), first,", "random_place(0, first,", "all parameters draw the same random bits"),
     Mutant(UPDATE, "call.lrs[g])", "call.lrs[0])", "every group takes the first learning rate"),
     Mutant(UPDATE, "call.weight_decays[g])", "call.weight_decays[0])", "every group takes the first weight decay"),
     Mutant(UPDATE, "call.options_of<Rule>(g)", "call.options_of<Rule>(0)", "every group has the options of the first"),

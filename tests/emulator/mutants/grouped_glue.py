@@ -16,7 +16,7 @@ MUTANTS = [
     Mutant(GLUE, "grouped.offs_stride = offs.stride(0);", "grouped.offs_stride = 1;", "the ends are taken as dense"),
     Mutant(GLUE, "call.grouped.product.accumulate = !overwrite;", "call.grouped.product.accumulate = true;", "what is overwritten is added to"),
     Mutant(GLUE, "call.target.zero(out, static_cast<size_t>(out.numel()) * out.element_size());", "", "rows stay unwritten where there is no group"),
-    Mutant(LAUNCH, "if (!p.sums) lies.batch = p.groups;", "", "one matrix of B is copied"),
+    Mutant(LAUNCH, "if (!p.sums) given.batch = p.groups;", "", "one matrix of B is copied"),
     Mutant(LAUNCH, "if (gemm_sm90_refuses_groups(taken)) return false;", "", "the kernel of Hopper must take everything"),
     Mutant("gemm/plan.h", "(r.tma_operands() || r.batch_invariant)", "r.tma_operands()", "a lone product of unaligned operands takes another kernel"),
     Mutant(LAUNCH, "if (p.product.k == 0) sum_over_zeros(call_, p.product, !p.sums);", "", "a sum over nothing is left to the kernels"),

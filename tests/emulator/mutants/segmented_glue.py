@@ -15,6 +15,6 @@ MUTANTS = [
     Mutant(LAUNCH, "whole.ld_a = q.m_major_a ? q.m : q.k;", "", "another plan than that of the concatenation"),
     Mutant(LAUNCH, "whole.a = nullptr;  // as", "// as", "another plan than that of the concatenation, by where A begins"),
     Mutant(GLUE, "begin += segment.size(dim);", "", "all matrices are copied to one place"),
-    Mutant(GLUE, "count - 1 > std::size(problem.more_a)", "count > 9", "a fourth matrix is written behind the problem"),
+    Mutant(GLUE, "count - 1 > std::size(problem.more_a)", "count > 9", "a fourth matrix is written past the problem"),
     Mutant(LAUNCH, "if (gemm_sm90_refuses(q, {plan.tile, plan.splits, plan.swapped})) return false;", "", "the kernel must take everything"),
 ]  # fmt: skip

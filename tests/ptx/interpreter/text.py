@@ -190,7 +190,7 @@ class Kernel:
         return placed, at
 
     def _place_shared(self, variables: list[Shared]) -> None:
-        """Static variables in their order, the dynamic one behind them."""
+        """Static variables in their order, the dynamic one after them."""
         self.symbols, at = {}, 0
         for v in variables:
             if not v.dynamic:

@@ -1,0 +1,22 @@
+"""The part of many cases that a run takes. DRAW, a number in the environment, chooses it; CI sets it to the commit's."""
+
+import os
+import zlib
+
+
+def drawn(cases: list, count: int, first: int = 0) -> list:
+    """At most so many of the cases, at equal distances."""
+    first += int(os.environ.get("DRAW", 0))
+    return [cases[(first + i * len(cases) // count) % len(cases)] for i in range(min(count, len(cases)))]
+
+
+def drawn_of_each_test(items: list, share: int = 0, most: int = 1) -> set:
+    """Of the cases of each test one in ``share``, and at least one; or if that is 0, at most ``most``. The first depends on the test, so
+    that no parameter is always its first value."""
+    tests: dict[str, list] = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = set()
+    for name, cases in tests.items():
+        kept.update(drawn(cases, -(-len(cases) // share) if share else most, zlib.crc32(name.encode())))
+    return kept
