@@ -202,8 +202,8 @@ def missed() -> str:
         f"{ms['element-wise']:.1f} for element-wise kernels, mostly torch additions to the fp32 residual stream and its gradient; "
         f"{ms['norm, loss']:.1f} for norms and loss; {ms['copy, cast']:.1f} for copies, mostly the concatenation of attention's three "
         "gradients, otherwise casts of the stream's gradient to 16 bits. With `fuse_residuals=True` the conversion lets norms make the "
-        "additions in front of them, whose backward writes both gradients in their dtypes, and layers read attention's gradients where "
-        f"they lie: {fused.total * 1e3:.1f} ms. torch.compile fuses the additions, too: {found['compiled'].total * 1e3:.1f} ms. "
+        "additions in front of them, whose backward writes both gradients in their dtypes, and layers read attention's gradients in "
+        f"place: {fused.total * 1e3:.1f} ms. torch.compile fuses the additions, too: {found['compiled'].total * 1e3:.1f} ms. "
         f"Bytes of casts fall by {less('cast_bytes', ours)}, with `fuse_residuals` by {less('cast_bytes', fused)}; bytes of casts and "
         f"copies by {less('copied_bytes', ours)} and {less('copied_bytes', fused)}."
     )

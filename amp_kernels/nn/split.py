@@ -1,9 +1,9 @@
 """Linear layers whose result is split, such as into queries, keys and values, as ``amp_kernels.linear(split=)`` without an edit.
 
 The layer returns its result as a :class:`Whole`. The first time that notes how the result is split. From then on the layer's autograd
-node also has the pieces as results, whose gradients its backward reads where they lie, and the same split gets them. Nothing else
-changes: any other use gets the whole result of the same node. It is for GPUs whose kernels read such gradients; elsewhere, in evaluation
-and in compiled code the layer is an ordinary one.
+node also has the pieces as results, whose gradients its backward reads in place, and the same split gets them. Nothing else changes: any
+other use gets the whole result of the same node. It is for GPUs whose kernels read such gradients. Elsewhere, where no gradient is
+recorded, and in compiled code, the layer is an ordinary one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def result(layer: torch.nn.Module, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _may_split(layer: torch.nn.Module, x: Tensor, weight: Tensor) -> bool:
-    """True if the backward of a call reads gradients of pieces where they lie."""
+    """True if the backward of a call reads gradients of pieces in place."""
     if (
         not vars(layer)[NAME].used
         or type(x) not in PLAIN

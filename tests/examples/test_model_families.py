@@ -290,7 +290,7 @@ def phi3():
 
 @pytest.mark.own_backend
 @pytest.mark.parametrize(("family", "read"), [(lambda: gpt2(64), 2), (phi3, 4), (llama, 0)])  # with the MLPs of Phi-3
-def test_gradients_of_pieces_are_read_where_they_lie(family, read, monkeypatch):
+def test_gradients_of_pieces_are_read_in_place(family, read, monkeypatch):
     calls, own = [], _linear._gradients_of_pieces
     monkeypatch.setattr(_linear, "_gradients_of_pieces", lambda *args: calls.append(args) or own(*args))
     torch.manual_seed(0)

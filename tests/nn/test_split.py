@@ -1,4 +1,4 @@
-"""Linear layers whose result is split: their backward reads the gradients of the pieces where they lie, with the bits of a concatenation;
+"""Linear layers whose result is split: their backward reads the gradients of the pieces in place, with the bits of a concatenation;
 any other use of the result gets an ordinary tensor."""
 
 import copy
@@ -144,7 +144,7 @@ def assert_same(one, other):
 
 @pytest.fixture
 def read(monkeypatch):
-    """Number of backwards since the last call that read gradients where they lie."""
+    """Number of backwards since the last call that read gradients in place."""
     calls, own = [], _linear._gradients_of_pieces
     monkeypatch.setattr(_linear, "_gradients_of_pieces", lambda *args: calls.append(args) or own(*args))
 
@@ -158,7 +158,7 @@ def read(monkeypatch):
 
 @pytest.mark.parametrize("amp", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_are_read_where_they_lie(kind, amp, read):
+def test_gradients_are_read_in_place(kind, amp, read):
     plain, ours = (m if amp else m.bfloat16() for m in pair(kind()))
     want = trained(plain, amp)
     assert read() == 0
