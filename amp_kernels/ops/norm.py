@@ -60,7 +60,7 @@ class _Norm(torch.autograd.Function):
 
 
 def _gradients(grads, saved, needs, options, dtypes, seed=None, dropout_p=0.0, ctx=None) -> tuple[Tensor | None, ...]:
-    """The gradients of x, weight, bias and residual, in ``dtypes``. ``grads`` and ``saved`` stand in the order of :class:`_Norm`, whose
+    """The gradients of x, weight, bias and residual, in ``dtypes``. ``grads`` and ``saved`` are in the order of :class:`_Norm`, whose
     node is ``ctx``."""
     grad, grad_sum = grads
     x, weight, bias, mean, rstd = saved
