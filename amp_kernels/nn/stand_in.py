@@ -1,4 +1,4 @@
-"""Tensors of which this package wants to know what becomes of them."""
+"""Tensors that report the functions they are passed to."""
 
 from __future__ import annotations
 
