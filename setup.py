@@ -49,7 +49,7 @@ READERS = {
     r"\.cu$": ("cuda", "emulated"),
     r"\.cuh$": ("cuda", "emulated", "host"),
 }
-CORE_SECONDS = {"cpu": 70, "cuda": 560, "host": 10, "nodes": 90, "emulated": 60}  # measured on an AMD EPYC
+CORE_SECONDS = {"cpu": 50, "cuda": 850, "host": 10, "nodes": 15, "emulated": 125}  # measured on an AMD EPYC
 REPORT_EVERY = 10  # seconds between two lines of progress
 PROBE = (
     "import json, os, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda, "

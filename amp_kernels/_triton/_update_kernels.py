@@ -137,7 +137,15 @@ def key_of(row, seed):
     words = row.to(tl.pointer_type(tl.uint32))
     place = words + PLACE
     first = tl.load(place + 1).to(tl.int64) * (BLOCK8 // 8)
-    return seed, tl.load(words + STEP), tl.load(place), first, tl.load(place + 2), tl.load(place + 3), tl.load(place + 4)
+    return (
+        seed,
+        tl.load(words + STEP),
+        tl.load(place),
+        first,
+        tl.load(place + 2),
+        tl.load(place + 3),
+        tl.load(place + 4),
+    )
 
 
 @triton.jit

@@ -45,7 +45,7 @@ from .arguments import UpdateArguments
 
 # A group's flags.
 MAXIMIZE, NESTEROV, COUPLED_DECAY, STOCHASTIC, NO_BIAS_CORRECTION, ADAPT_ALL, CAUTIOUS = (1 << k for k in range(7))
-MAX_SEED = MAX_INDEX = 2**63 - 1
+MAX_SEED = 2**63 - 1
 
 TABLE_COLUMNS, TABLE_GRAD, TABLE_LAYOUT = 14, 1, slice(5, 12)  # csrc/base/tensor_table.h
 TABLE_DTYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}  # torch's own numbers

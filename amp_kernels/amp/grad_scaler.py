@@ -21,6 +21,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from .._checks import lists
+from .._checks.types import check_device_type
 from .._dispatch.compiled import CompiledHandle, HasCompiledCalls, compiled_call
 from .._dispatch.devices import at, restorer
 from .._dispatch.switch import is_enabled
@@ -108,13 +109,7 @@ class GradScaler(HasCompiledCalls, _GradScaler):
         max_consecutive_skips: int | None = None,
         shard_group: ProcessGroup | None = None,
     ) -> None:
-        message = f"GradScaler: device is {device!r}; accepted: a device type such as 'cuda' or 'cpu'"
-        if not isinstance(device, str):  # torch.cuda.amp.GradScaler begins with init_scale
-            raise TypeError(message)
-        try:
-            torch.device(device)
-        except RuntimeError:
-            raise ValueError(message) from None
+        check_device_type("GradScaler", device)  # torch.cuda.amp.GradScaler begins with init_scale
         enabled = enabled and is_enabled()
         # Set these even when disabled, so that torch's getters work.
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor

@@ -93,10 +93,10 @@ def _gradients(
             grad_x = grad_x if len(x_shape) == 2 else grad_x.view(x_shape)
         if needs_weight:
             grad_weight = weight_gradient(ctx, 1, dz, flat(x16), weight_dtype, batch_invariant)
-        if needs_bias:
-            grad_bias = (
-                cast(sums, bias_dtype) if sums is not None else bias_gradient(ctx, 2, dz, bias_dtype, batch_invariant)
-            )
+        if sums is not None:
+            grad_bias = cast(sums, bias_dtype)
+        elif needs_bias:
+            grad_bias = bias_gradient(ctx, 2, dz, bias_dtype, batch_invariant)
     return add_gradient(grad_x, grad_x16, x_dtype), add_gradient(grad_weight, grad_weight16, weight_dtype), grad_bias
 
 
@@ -154,10 +154,10 @@ def preactivation_gradient(
     if grad is None or activation == "none":
         return grad if grad is not None else grad_preact, None
     if torch.is_grad_enabled():
-        return add_gradient(
-            activation_backward.differentiable(grad, preact, activation), grad_preact, preact.dtype
-        ), None
-    dz, sums = activation_backward.op(grad, preact, activation=activation, bias_grad=with_sums and grad_preact is None)
+        dz, sums = activation_backward.differentiable(grad, preact, activation), None
+    else:
+        with_sums = with_sums and grad_preact is None
+        dz, sums = activation_backward.op(grad, preact, activation=activation, bias_grad=with_sums)
     return add_gradient(dz, grad_preact, dz.dtype), sums
 
 

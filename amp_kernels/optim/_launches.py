@@ -124,9 +124,7 @@ def make_batches(
     return batches
 
 
-def random_place(
-    param: Tensor, number: int, params: int, shard_group: ProcessGroup | None
-) -> tuple[int, int, int]:
+def random_place(param: Tensor, number: int, params: int, shard_group: ProcessGroup | None) -> tuple[int, int, int]:
     """Index, width and pitch (:mod:`.._updates.state`) of the random bits of parameter ``number`` of ``params``.
 
     Pieces of one parameter must not share bits, and copies must. A piece whose rows are whole blocks of 32 elements has the bits

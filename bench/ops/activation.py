@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import amp_kernels as ak
-from amp_kernels._raw.activation_backward import activation_backward as raw_backward
+from amp_kernels._raw.activation_backward import op as backward_op
 
 from ..harness.case import DTYPES, Case, Scope, Tensors
 from . import peers
@@ -75,23 +75,36 @@ def activation_backward(scope: Scope) -> Iterator[Case]:
     for name in ("gelu",) if scope.quick else BACKWARD:
         for dtype in ("bf16",) if scope.quick else ("bf16", "fp16"):
             yield _backward(name, rows, columns, dtype, scope.device)
+    for name in ("gelu", "silu"):
+        yield _backward(name, rows, columns, "bf16", scope.device, sums=True)
 
 
-def _backward(name: str, rows: int, columns: int, dtype: str, device: torch.device) -> Case:
+def _backward(name: str, rows: int, columns: int, dtype: str, device: torch.device, sums: bool = False) -> Case:
+    """``sums``: with the gradient of a bias."""
+
+    def results(dz: torch.Tensor, summed: torch.Tensor | None) -> dict:
+        return {"grad": dz} | ({"sums": summed} if sums else {})
+
+    def torchs(x: Tensors) -> dict:
+        dz = BACKWARD[name](*x)
+        return results(dz, dz.sum(0, dtype=torch.float32) if sums else None)
+
     def inputs(generator: torch.Generator) -> Tensors:
         shape = {"size": (rows, columns), "generator": generator, "device": device, "dtype": DTYPES[dtype]}
         return [torch.randn(**shape), torch.randn(**shape)]
 
     def reference(x: Tensors) -> dict:
-        return {"grad": (BACKWARD[name](x[0].double(), x[1].double()), {"bf16": 2.0**-8, "fp16": 2.0**-11}[dtype])}
+        dz = BACKWARD[name](x[0].double(), x[1].double())
+        error = {"bf16": 2.0**-8, "fp16": 2.0**-11}[dtype]
+        return results((dz, error), (dz.sum(0), error))
 
     return compared(
         "activation_backward",
         device,
-        lambda x: lambda: {"grad": raw_backward(*x, activation=name)},
-        {"torch": lambda x: lambda: {"grad": BACKWARD[name](*x)}},
+        lambda x: lambda: results(*backward_op(*x, activation=name, bias_grad=sums)),
+        {"torch": lambda x: lambda: torchs(x)},
         op="activation_backward",
-        shape=f"{rows}x{columns} {name}",
+        shape=f"{rows}x{columns} {name}{' with sums' if sums else ''}",
         dtype=dtype,
         bytes=6 * rows * columns,
         written=2 * rows * columns,

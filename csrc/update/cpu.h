@@ -13,6 +13,7 @@
 #include "base/cpu/tile.h"
 #include "gradients/clip.h"
 #include "update/call.h"
+#include "update/cpu_moments.h"
 #include "update/cpu_plain8.h"
 #include "update/ema.h"
 
@@ -31,36 +32,6 @@ float* load_weights(const Param& p, int64_t at, int64_t n, float* buffer);
 
 // Writes the weight of parameter, remainder and shadow, rounded.
 void store_weights(const Param& p, const float* weights, int64_t at, int64_t n, TileNumbers& numbers);
-
-// Elements [at, at + n) of moment k: in place if it is stored in fp32, else in `buffer`. `at` is a multiple of 32.
-float* load_moment(const Param& p, int k, bool is_unsigned, int64_t at, int64_t n, float* buffer);
-
-// Writes them, rounded: from a tile's element `first` on, whose numbers are given. fp32 moments have been changed in
-// place.
-void store_moment(const Param& p, int k, bool is_unsigned, const float* values, int64_t at, int64_t n, int64_t first,
-                  TileNumbers& numbers);
-
-// The moments of a tile or a part of it, as floats; null if absent.
-template <typename Rule>
-class TileMoments {
- public:
-  void load(const Param& p, int64_t at, int64_t n) {
-    for (int k = 0; k < Rule::kMoments; ++k) {
-      of[k] = p.moments[k] ? load_moment(p, k, is_unsigned<Rule>(k), at, n, buffers_[k]) : nullptr;
-    }
-  }
-  // `first`: the place of element `at` in the tile of `numbers`.
-  void store(const Param& p, int64_t at, int64_t n, int64_t first, TileNumbers& numbers) const {
-    for (int k = 0; k < Rule::kMoments; ++k) {
-      if (of[k]) store_moment(p, k, is_unsigned<Rule>(k), of[k], at, n, first, numbers);
-    }
-  }
-
-  float* of[Rule::kMoments] = {};
-
- private:
-  alignas(64) float buffers_[Rule::kMoments][kTile];
-};
 
 // Moves the fp32 averages [at, at + n) of the parameter towards its new weights.
 void update_ema(const Param& p, const float* weights, int64_t at, int64_t n, float take);
@@ -174,8 +145,8 @@ void update_tile(const Param& p, const SharedByParam<Rule>& shared, float inv_sc
   if constexpr (!kHasStage<Rule> && (kOptional || Rule::kRequiredMoments > 0)) {
     if (p.in_8_bits() && n >= plain8::kGroup && vector_bits() == 512) {
       done = n / plain8::kGroup * plain8::kGroup;
-      plain8::update<Rule, kOptional>(p, at, done, weights, grads, numbers.of(0), shared.scalars, inv_scale,
-                                      shared.clip, general);
+      plain8::update<Rule, kOptional>(p, at, done, weights, grads, numbers, shared.scalars, inv_scale, shared.clip,
+                                      general);
     }
   }
 #endif

@@ -1,10 +1,8 @@
-// Moments of the update ops on the CPU: fp32, bf16, or 8-bit codes (base/block8.h).
-//
-// Work in 8 bits: some 35 vector instructions for as many elements as a vector has, a third of them for the random
-// bits, which all values share.
+#include "update/cpu_moments.h"
+
 #include "base/block8.h"
 #include "base/cpu/isa.h"
-#include "update/cpu.h"
+#include "base/cpu/tile.h"
 
 #if AK_X86
 #include <immintrin.h>
@@ -162,7 +160,7 @@ float* load_moment(const Param& p, int k, bool is_unsigned, int64_t at, int64_t 
 void store_moment(const Param& p, int k, bool is_unsigned, const float* values, int64_t at, int64_t n, int64_t first,
                   TileNumbers& numbers) {
   if (!p.in_8_bits()) return store_tile(values, p.moments[k], p.moment_dtypes[k], at, n);
-  const uint16_t* random = numbers.of(1 + k) + first;
+  const uint16_t* random = numbers.of(1 + k, first, n);
   uint8_t* codes = static_cast<uint8_t*>(p.moments[k]) + at;
   uint8_t* exponents = p.exponents[k] + at / kBlock8;
   if (is_unsigned) {

@@ -17,8 +17,7 @@
 #include "base/cpu/isa.h"
 #include "base/cpu/tile.h"
 #include "gradients/clip.h"
-#include "update/rule.h"
-#include "update/update.h"
+#include "update/cpu_moments.h"
 
 #if AK_X86 && AK_HAS_SIMD_CLONES
 #include <immintrin.h>
@@ -53,6 +52,15 @@ struct Group {
   __mmask16 nan;
 };
 
+// A constant in a register or in memory: the compiler makes known ones anew in each round, by a slow broadcast.
+AK_V4_INLINE __m512i constant(uint32_t x) {
+  asm("" : "+r"(x));
+  return _mm512_set1_epi32(static_cast<int>(x));
+}
+struct Constants {
+  __m512i code_bits, upper, sign, least_code, round_up, nan;
+};
+
 // ---- decoding
 
 // Numbers of a tile's blocks: what decoding adds to the codes of an unsigned block, and multiplies those of a signed
@@ -74,10 +82,10 @@ AK_V4_INLINE uint32_t first_numbers(const uint8_t* exponents, int64_t blocks, fl
 
 // A block of 32. A signed code has the fields of fp16, subnormals included.
 template <class Code>
-AK_V4_INLINE void decode_block(const uint8_t* codes, float first, __m512* x) {
+AK_V4_INLINE void decode_block(const Constants& c, const uint8_t* codes, float first, __m512* x) {
   if constexpr (Code::kSigned) {
     const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
-    const __m512i halves = _mm512_and_si512(_mm512_slli_epi16(wide, 7), _mm512_set1_epi16(static_cast<short>(0xbf80)));
+    const __m512i halves = _mm512_and_si512(_mm512_slli_epi16(wide, 7), c.code_bits);
     x[0] = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(halves)), _mm512_set1_ps(first));
     x[1] = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)), _mm512_set1_ps(first));
   } else {
@@ -119,12 +127,11 @@ AK_V4_INLINE __m512i largest_of(const __m512* moment, const __m512* next) {
 
 // Exponents and scales of two moments. `largest`: from largest_of.
 template <class Code, class Next, int kMoments>
-AK_V4_INLINE void find_exponents(__m512i largest, Group<kMoments>& group, int pair) {
+AK_V4_INLINE void find_exponents(const Constants& c, __m512i largest, Group<kMoments>& group, int pair) {
   // block8_exponent; a NaN becomes one of more than 8 bits
-  const __m512i exponent =
-      _mm512_max_epu32(_mm512_srli_epi32(_mm512_add_epi32(largest, _mm512_set1_epi32(0xfffff)), 23),
-                       in_lanes(Code::kLeastExponent, Next::kLeastExponent));
-  group.nan |= _mm512_cmpge_epu32_mask(exponent, _mm512_set1_epi32(kBlock8NaN));
+  const __m512i exponent = _mm512_max_epu32(_mm512_srli_epi32(_mm512_add_epi32(largest, c.round_up), 23),
+                                            in_lanes(Code::kLeastExponent, Next::kLeastExponent));
+  group.nan |= _mm512_cmpge_epu32_mask(exponent, c.nan);
   // Half of block8_scale: codes of kLeastCode and above begin at 2.
   group.scales[pair] = _mm512_castsi512_ps(
       _mm512_slli_epi32(_mm512_sub_epi32(in_lanes(253 + Code::kTop, 253 + Next::kTop), exponent), 23));
@@ -151,7 +158,7 @@ inline constexpr Places kUpper = [] {
 
 // The codes of a block in the lower bytes of 16-bit words. `wrong`: set where a code is below kLeastCode.
 template <class Code, int kValue>
-AK_V4_INLINE __m512i encode_block(const __m512* x, __m512 scale, __m512i random, __mmask32& wrong) {
+AK_V4_INLINE __m512i encode_block(const Constants& c, const __m512* x, __m512 scale, __m512i random, __mmask32& wrong) {
   const auto rounded = [&](__m512 value, const Places& places) AK_V4_LAMBDA {
     const __m512i wide = _mm512_castps_si512(_mm512_mul_ps(value, scale));
     const __m512i drawn = _mm512_maskz_permutexvar_epi16(0x55555555, _mm512_load_si512(places.at), random);
@@ -159,12 +166,12 @@ AK_V4_INLINE __m512i encode_block(const __m512* x, __m512 scale, __m512i random,
   };
   __m512i words = _mm512_permutex2var_epi16(rounded(x[0], kRandom<kValue, 0>), _mm512_load_si512(kUpper.at),
                                             rounded(x[1], kRandom<kValue, 1>));
-  wrong |= _mm512_testn_epi16_mask(words, _mm512_set1_epi16(0x400));  // below 2
+  wrong |= _mm512_testn_epi16_mask(words, c.upper);  // below 2
   if constexpr (Code::kSigned) {
     constexpr int kOrAnd = 0xf8;  // a | (b & c)
-    words = _mm512_ternarylogic_epi32(words, _mm512_srli_epi16(words, 4), _mm512_set1_epi16(0x80), kOrAnd);
+    words = _mm512_ternarylogic_epi32(words, _mm512_srli_epi16(words, 4), c.sign, kOrAnd);
   }
-  return _mm512_add_epi16(words, _mm512_set1_epi16(kLeastCode));
+  return _mm512_add_epi16(words, c.least_code);
 }
 
 // ---- the pass
@@ -192,6 +199,16 @@ AK_V4_INLINE void update_vector(const Element& element, __m512 grad, __m512& wei
   for (int m = 0; m < kThere; ++m) std::memcpy(&moments[m][at], &of[m], sizeof p);
 }
 
+constexpr int master_bytes(Master kind) {
+  return kind == Master::kFloat32 ? 4 : kind == Master::kSplit ? 2 : kind == Master::kSplit24 ? 1 : 0;
+}
+
+// Prefetches as many bytes of a tensor as 64 elements have, each time the same distance ahead.
+AK_V4_INLINE void prefetch_lines(const void* data, int64_t element_size, int64_t element) {
+  const char* from = static_cast<const char*>(data) + element * element_size;
+  for (int64_t line = 0; line < element_size; ++line) prefetch_ahead<true>(from + 64 * line);
+}
+
 // Calls f<m>() for m = 0 .. N - 1.
 template <int N, class F>
 AK_V4_INLINE void for_each_moment(const F& f) {
@@ -203,10 +220,13 @@ AK_V4_INLINE void for_each_moment(const F& f) {
 // element(weight, moments, gradient) for each element, and general(first, kGroup) for groups that are not plain, with
 // places in the tile.
 template <class Rule, bool kOptional, class Element, class General>
-AK_V4 void update_plain(const Param& p, int64_t at, int64_t n, float* weights, const float* grads,
-                        const uint16_t* random, const Element& of_element, const General& general) {
+AK_V4 void update_plain(const Param& p, int64_t at, int64_t n, float* weights, const float* grads, TileNumbers& numbers,
+                        const Element& of_element, const General& general) {
   constexpr int kThere = kOptional ? Rule::kMoments : Rule::kRequiredMoments;
   const Element element = of_element;  // in registers
+  const Constants c{constant(0xbf80bf80),           constant(0x04000400), constant(0x00800080),
+                    constant(kLeastCode * 0x10001), constant(0xfffff),    constant(kBlock8NaN)};
+  const uint16_t* random = numbers.of(0);
   uint8_t *codes[kThere], *exponents[kThere];
   alignas(64) float first[kThere][kTile / kBlock8];
   uint32_t nan = 0;
@@ -222,7 +242,11 @@ AK_V4 void update_plain(const Param& p, int64_t at, int64_t n, float* weights, c
     bool plain = i < n && (nan >> i / kBlock8 & 3) == 0;
     Group<kThere>&now = groups[i / kGroup % 2], &before = groups[(i / kGroup + 1) % 2];
     if (i < n) {
+      prefetch_lines(p.grad, bytes_of(p.grad_dtype), at + i);
+      prefetch_lines(p.param, bytes_of(p.param_dtype), at + i);
+      prefetch_lines(p.master, master_bytes(p.master_kind), at + i);
       for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
+        prefetch_lines(p.moments[m], 1, at + i);
         if constexpr (!CodeOf<Rule, m>::kSigned) {
           plain &= _mm512_cmplt_epu8_mask(_mm512_loadu_si512(codes[m] + i), _mm512_set1_epi8(8)) == 0;
         }
@@ -233,15 +257,12 @@ AK_V4 void update_plain(const Param& p, int64_t at, int64_t n, float* weights, c
     if (plain) {
       __m512 moments[kThere][kVectors];
       for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
-        prefetch_ahead<true>(codes[m] + i);
         for (int block = 0; block < kBlocks; ++block) {
-          decode_block<CodeOf<Rule, m>>(codes[m] + i + kBlock8 * block, first[m][i / kBlock8 + block],
+          decode_block<CodeOf<Rule, m>>(c, codes[m] + i + kBlock8 * block, first[m][i / kBlock8 + block],
                                         moments[m] + 2 * block);
         }
       });
       for_each_moment<kVectors>([&]<int v>() AK_V4_LAMBDA {
-        prefetch_ahead<true>(weights + i + 16 * v);
-        prefetch_ahead(grads + i + 16 * v);
         __m512 weight = _mm512_loadu_ps(weights + i + 16 * v);
         update_vector<Rule>(element, _mm512_loadu_ps(grads + i + 16 * v), weight, moments, v);
         now.weight[v] = weight;
@@ -258,17 +279,22 @@ AK_V4 void update_plain(const Param& p, int64_t at, int64_t n, float* weights, c
       for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
         const __m512 scales = before.scales[m / 2];
         constexpr int kLane = 0x55 * (m % 2);
-        words[m][0] = encode_block<CodeOf<Rule, m>, 1 + m>(
-            before.moments[m], _mm512_shuffle_f32x4(scales, scales, kLane), _mm512_loadu_si512(random + last), wrong);
-        words[m][1] = encode_block<CodeOf<Rule, m>, 1 + m>(before.moments[m] + 2,
+        words[m][0] =
+            encode_block<CodeOf<Rule, m>, 1 + m>(c, before.moments[m], _mm512_shuffle_f32x4(scales, scales, kLane),
+                                                 _mm512_loadu_si512(random + last), wrong);
+        words[m][1] = encode_block<CodeOf<Rule, m>, 1 + m>(c, before.moments[m] + 2,
                                                            _mm512_shuffle_f32x4(scales, scales, kLane + 0xaa),
                                                            _mm512_loadu_si512(random + last + kBlock8), wrong);
       });
-      if (wrong != 0 || before.nan != 0) [[unlikely]] {
+      if (before.nan != 0) [[unlikely]] {
         general(last, kGroup);
       } else {
         for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(weights + last + 16 * v, before.weight[v]);
         for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
+          if (wrong != 0) [[unlikely]] {
+            return store_moment(p, m, is_unsigned<Rule>(m), reinterpret_cast<const float*>(before.moments[m]),
+                                at + last, kGroup, last, numbers);
+          }
           for (int block = 0; block < kBlocks; ++block) {
             _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes[m] + last + kBlock8 * block),
                                 _mm512_cvtepi16_epi8(words[m][block]));
@@ -283,7 +309,7 @@ AK_V4 void update_plain(const Param& p, int64_t at, int64_t n, float* weights, c
       now.nan = 0;
       for_each_moment<kPairs>([&]<int k>() AK_V4_LAMBDA {
         constexpr int m = 2 * k, kNext = m + 1 < kThere ? m + 1 : m;
-        find_exponents<CodeOf<Rule, m>, CodeOf<Rule, kNext>>(largest[k], now, k);
+        find_exponents<CodeOf<Rule, m>, CodeOf<Rule, kNext>>(c, largest[k], now, k);
       });
     } else if (i < n) {
       general(i, kGroup);
@@ -292,11 +318,11 @@ AK_V4 void update_plain(const Param& p, int64_t at, int64_t n, float* weights, c
 }
 
 template <class Rule, bool kOptional, class General>
-void update(const Param& p, int64_t at, int64_t n, float* weights, const float* grads, const uint16_t* random,
+void update(const Param& p, int64_t at, int64_t n, float* weights, const float* grads, TileNumbers& numbers,
             const typename Rule::Scalars scalars, float inv_scale, float clip, const General& general) {
   const auto run = [&](const auto& scalars_of) {
     update_plain<Rule, kOptional>(
-        p, at, n, weights, grads, random,
+        p, at, n, weights, grads, numbers,
         [=](float& weight, float (&moments)[Rule::kMoments], float grad) AK_ALWAYS_INLINE {
           const float g = effective_grad(grad, inv_scale, clip);
           if constexpr (kHasPlain<Rule>) {

@@ -47,16 +47,10 @@ def shipped() -> set[str]:
     return {template(name) for source in sources_in(build()[1]) for name in source.kernels}
 
 
-def test_one_case_in_two_executed(tmp_path):
-    started = executed(tmp_path, "--one-in", "2")
-    assert started <= shipped()
-    assert len(started) > 25
-
-
-@pytest.mark.exhaustive
 def test_executed(tmp_path):
-    """All cases that have no mark, and every kernel of the library among what they start."""
-    assert executed(tmp_path) == shipped()
+    """One case in two of each test; all if the drawn ones leave out a kernel of the library, since the others may have it."""
+    if executed(tmp_path, "--one-in", "2") != shipped():
+        assert executed(tmp_path) == shipped()
 
 
 def test_tests_that_want_a_gpu():

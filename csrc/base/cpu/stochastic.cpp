@@ -38,7 +38,8 @@ __attribute__((target("avx512f"))) void random_avx512(uint16_t* random, int64_t 
   constexpr int kVectors = 4;
   static_assert(kTile % (64 * kVectors) == 0);
   constexpr auto kUpper = static_cast<_MM_PERM_ENUM>(0xf5), kToUpper = static_cast<_MM_PERM_ENUM>(0xa0);
-  const PhiloxKeys keys(key.seed);
+  PhiloxKeys keys(key.seed);
+  asm("" : "+m"(keys));  // from memory a broadcast costs no instruction, from a register one that is slow
   const RandomPlace& place = key.place;
   const __m128i to_rows = _mm_cvtsi32_si128(static_cast<int>(32 + place.shift));
   const auto all = [](uint64_t x)
@@ -106,12 +107,12 @@ void draw(uint16_t* random, int64_t at, int64_t n, const RandomKey& key) {
 
 }  // namespace
 
-const uint16_t* TileNumbers::of(int value) {
+const uint16_t* TileNumbers::of(int value, int64_t first, int64_t n) {
   if (!drawn_) draw(of_weight_, at_, n_, key_);
   drawn_ = true;
-  if (value == 0) return of_weight_;
+  if (value == 0) return of_weight_ + first;
   constexpr decltype(&deal_span<1>) kDeal[] = {deal_span<1>, deal_span<2>, deal_span<3>};
-  kDeal[value - 1](of_weight_, of_moment_, (n_ + 7) / 8);
+  kDeal[value - 1](of_weight_ + first, of_moment_, (n + 7) / 8);
   return of_moment_;
 }
 

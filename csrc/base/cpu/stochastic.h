@@ -20,7 +20,9 @@ class TileNumbers {
   TileNumbers(const RandomKey& key, int64_t at, int64_t n) : key_(key), at_(at), n_(n) {}
 
   // 16 bits for each element, those of one value (base/philox.h); until the next call.
-  const uint16_t* of(int value);
+  const uint16_t* of(int value) { return of(value, 0, n_); }
+  // The same for elements [first, first + n) of the tile; `first` is a multiple of 8.
+  const uint16_t* of(int value, int64_t first, int64_t n);
 
  private:
   RandomKey key_;
