@@ -1,5 +1,8 @@
 """convert and revert of modules whose class fully_shard or replicate has made, against a model that was converted first."""
 
+import os
+from unittest import mock
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 import amp_kernels as ak
+from amp_kernels.ops import _linear
 from amp_kernels.testing.generators import normal
 
 from .worlds import everyone, whole
@@ -167,3 +171,46 @@ def test_a_class_with_the_same_bases_that_torch_did_not_make_is_left_alone():
     layer = Own.__mro__[2](3, 3)
     layer.__class__ = Own
     assert type(ak.convert(layer)) is Own
+
+
+class Split(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).split(64, -1)
+        return x + self.out(q * k + v)
+
+
+def splitting(alone):
+    """True if the gradients of a sharded model whose results are split have the bits of one whose are not, and the number of backwards
+    that read them in place. ``alone``: the layer is wrapped itself, too."""
+    calls, own, found = [], _linear._gradients_of_pieces, []
+
+    def counted(*args):
+        calls.append(args)
+        return own(*args)
+
+    emulated = mock.patch.dict(os.environ, AMP_KERNELS_EMULATE_CAPABILITY="9.0")
+    with emulated, mock.patch.object(_linear, "_gradients_of_pieces", counted), ak.backend("emulate"):
+        for fused in (False, True):
+            torch.manual_seed(0)
+            model = ak.convert(nn.Sequential(Split(), Split()), fuse_residuals=fused)
+            for block in model:
+                for part in (block.qkv, block) if alone else (block,):
+                    fully_shard(part, mesh=everyone())
+            fully_shard(model, mesh=everyone())
+            for _ in range(3):
+                calls.clear()
+                model.zero_grad()
+                with torch.autocast("cpu", torch.bfloat16):
+                    y = model(normal(5, 64, seed=torch.distributed.get_rank()))
+                y.float().square().sum().backward()
+            found.append([y.detach(), *(whole(p.grad) for p in model.parameters() if p.ndim == 2)])
+    return all(map(torch.equal, *found)), len(calls)
+
+
+@pytest.mark.parametrize(("alone", "read"), [(False, 2), (True, 0)])
+def test_a_sharded_layer_whose_result_is_split(ranks, alone, read):
+    assert ranks.run(splitting, alone, world=2) == [(True, read)] * 2
