@@ -3,6 +3,7 @@
 // one of a block that a warp shares.
 #include <utility>
 
+#include "base/block8.h"
 #include "base/permute_bytes.h"
 #include "device/memory.cuh"
 #include "device/warp.cuh"

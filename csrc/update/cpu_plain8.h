@@ -1,13 +1,14 @@
 // The plain form of a step with moments in 8 bits on a CPU with AVX-512: decode, update and encode in one pass over
 // registers.
 //
-// 64 elements are plain if their unsigned codes are no subnormal ones and their new moments have codes of 16 and above.
-// Then decoding is an addition and encoding a multiplication, without the cases of base/block8.h. The codes themselves
-// tell whether they are. If not, nothing has been stored, and the general form in update/cpu.h takes the 64 elements.
-// Both forms give the same bits.
+// A group of 64 elements is plain if no unsigned code is a subnormal one and no moment is NaN, before and after. Its
+// decoding is an addition, its roots are finite, and nothing of it has been stored when that is found out: the general
+// form in update/cpu.h takes the other groups. New moments with codes of 16 and above are encoded by a multiplication;
+// the words that it gives tell if one is below, and then the general form encodes the group. All forms give the same
+// bits.
 //
-// Work of AdamW: 180 vector instructions for 64 elements, and 66 for their random bits. The pass encodes the 64
-// elements before those that it updates: the maximum of a block is few instructions, but waits long for each.
+// Work of AdamW: some 190 vector instructions for 64 elements, and 66 for their random bits. A group is encoded after
+// the next one is updated: the maximum of a block is few instructions, but each waits for the one before.
 #pragma once
 
 #include <type_traits>
@@ -25,6 +26,7 @@
 // GCC 12 warns of undefined vectors in its own intrinsics (bug 105593).
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
 #define AK_HAS_PLAIN8 1
@@ -216,102 +218,136 @@ AK_V4_INLINE void for_each_moment(const F& f) {
       AK_V4_LAMBDA { (f.template operator()<m>(), ...); }(std::make_integer_sequence<int, N>{});
 }
 
-// Elements [at, at + n) of a parameter, a tile at most and whole groups. `random`: numbers of the weight. Calls
-// element(weight, moments, gradient) for each element, and general(first, kGroup) for groups that are not plain, with
-// places in the tile.
-template <class Rule, bool kOptional, class Element, class General>
-AK_V4 void update_plain(const Param& p, int64_t at, int64_t n, float* weights, const float* grads, TileNumbers& numbers,
-                        const Element& of_element, const General& general) {
-  constexpr int kThere = kOptional ? Rule::kMoments : Rule::kRequiredMoments;
-  const Element element = of_element;  // in registers
+// A tile of a parameter. `element`: the formula, element(weight, moments, gradient).
+template <class Rule, bool kOptional, class Element>
+struct Pass {
+  static constexpr int kThere = kOptional ? Rule::kMoments : Rule::kRequiredMoments, kPairs = (kThere + 1) / 2;
+
+  const Param& p;
+  const int64_t at;
+  float* const weights;
+  const float* const grads;
+  TileNumbers& numbers;
+  const Element element;
   const Constants c{constant(0xbf80bf80),           constant(0x04000400), constant(0x00800080),
                     constant(kLeastCode * 0x10001), constant(0xfffff),    constant(kBlock8NaN)};
-  const uint16_t* random = numbers.of(0);
+  const uint16_t* const random = numbers.of(0);
   uint8_t *codes[kThere], *exponents[kThere];
   alignas(64) float first[kThere][kTile / kBlock8];
-  uint32_t nan = 0;
-  for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
-    codes[m] = static_cast<uint8_t*>(p.moments[m]) + at;
-    exponents[m] = p.exponents[m] + at / kBlock8;
-    nan |= first_numbers<CodeOf<Rule, m>>(exponents[m], n / kBlock8, first[m]);
-  });
+  uint32_t nan = 0;  // old blocks, a bit each
 
-  Group<kThere> groups[2];
+  AK_V4_INLINE Pass(const Param& param, int64_t begin, int64_t n, float* weights, const float* grads,
+                    TileNumbers& numbers, const Element& element)
+      : p(param), at(begin), weights(weights), grads(grads), numbers(numbers), element(element) {
+    for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
+      codes[m] = static_cast<uint8_t*>(p.moments[m]) + at;
+      exponents[m] = p.exponents[m] + at / kBlock8;
+      nan |= first_numbers<CodeOf<Rule, m>>(exponents[m], n / kBlock8, first[m]);
+    });
+  }
+
+  // True if the old moments of group i are.
+  AK_V4_INLINE bool is_plain(int64_t i) const {
+    bool plain = (nan >> i / kBlock8 & 3) == 0;
+    for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
+      if constexpr (!CodeOf<Rule, m>::kSigned) {
+        plain &= _mm512_cmplt_epu8_mask(_mm512_loadu_si512(codes[m] + i), _mm512_set1_epi8(8)) == 0;
+      }
+    });
+    return plain;
+  }
+
+  AK_V4_INLINE void prefetch(int64_t i) const {
+    prefetch_lines(p.grad, bytes_of(p.grad_dtype), at + i);
+    prefetch_lines(p.param, bytes_of(p.param_dtype), at + i);
+    prefetch_lines(p.master, master_bytes(p.master_kind), at + i);
+    for (int m = 0; m < kThere; ++m) prefetch_lines(p.moments[m], 1, at + i);
+  }
+
+  // The new values of group i, and what find_scales needs of them while it is in registers.
+  AK_V4_INLINE void compute(int64_t i, Group<kThere>& group, __m512i (&largest)[kPairs]) const {
+    __m512 moments[kThere][kVectors];
+    for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
+      for (int block = 0; block < kBlocks; ++block) {
+        decode_block<CodeOf<Rule, m>>(c, codes[m] + i + kBlock8 * block, first[m][i / kBlock8 + block],
+                                      moments[m] + 2 * block);
+      }
+    });
+    for_each_moment<kVectors>([&]<int v>() AK_V4_LAMBDA {
+      __m512 weight = _mm512_loadu_ps(weights + i + 16 * v);
+      update_vector<Rule>(element, _mm512_loadu_ps(grads + i + 16 * v), weight, moments, v);
+      group.weight[v] = weight;
+    });
+    for (int k = 0; k < kPairs; ++k) {
+      largest[k] = largest_of(moments[2 * k], moments[2 * k + 1 < kThere ? 2 * k + 1 : 2 * k]);
+    }
+    std::memcpy(group.moments, moments, sizeof moments);
+  }
+
+  AK_V4_INLINE void find_scales(const __m512i (&largest)[kPairs], Group<kThere>& group) const {
+    group.nan = 0;
+    for_each_moment<kPairs>([&]<int k>() AK_V4_LAMBDA {
+      constexpr int m = 2 * k, kNext = m + 1 < kThere ? m + 1 : m;
+      find_exponents<CodeOf<Rule, m>, CodeOf<Rule, kNext>>(c, largest[k], group, k);
+    });
+  }
+
+  // A group that is not NaN.
+  AK_V4_INLINE void store(int64_t i, const Group<kThere>& group) const {
+    __m512i words[kThere][kBlocks];
+    __mmask32 wrong = 0;
+    for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
+      const __m512 scales = group.scales[m / 2];
+      constexpr int kLane = 0x55 * (m % 2);
+      words[m][0] = encode_block<CodeOf<Rule, m>, 1 + m>(
+          c, group.moments[m], _mm512_shuffle_f32x4(scales, scales, kLane), _mm512_loadu_si512(random + i), wrong);
+      words[m][1] = encode_block<CodeOf<Rule, m>, 1 + m>(c, group.moments[m] + 2,
+                                                         _mm512_shuffle_f32x4(scales, scales, kLane + 0xaa),
+                                                         _mm512_loadu_si512(random + i + kBlock8), wrong);
+    });
+    for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(weights + i + 16 * v, group.weight[v]);
+    for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
+      if (wrong != 0) [[unlikely]] {
+        return store_moment(p, m, is_unsigned<Rule>(m), reinterpret_cast<const float*>(group.moments[m]), at + i,
+                            kGroup, i, numbers);
+      }
+      for (int block = 0; block < kBlocks; ++block) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes[m] + i + kBlock8 * block),
+                            _mm512_cvtepi16_epi8(words[m][block]));
+      }
+      const auto two = static_cast<uint16_t>(_mm_extract_epi16(group.exponents[m / 2], m % 2));
+      std::memcpy(exponents[m] + i / kBlock8, &two, sizeof two);
+    });
+  }
+};
+
+// Elements [at, at + n) of a parameter, a tile at most and whole groups. Calls general(first, kGroup) for groups that
+// are not plain, with places in the tile.
+template <class Rule, bool kOptional, class Element, class General>
+AK_V4 void update_plain(const Param& p, int64_t at, int64_t n, float* weights, const float* grads, TileNumbers& numbers,
+                        const Element& element, const General& general) {
+  using Tile = Pass<Rule, kOptional, Element>;
+  Tile tile(p, at, n, weights, grads, numbers, element);
+  Group<Tile::kThere> groups[2];
   bool pending = false;
   for (int64_t i = 0; i <= n; i += kGroup) {  // one more for the last to be stored
-    bool plain = i < n && (nan >> i / kBlock8 & 3) == 0;
-    Group<kThere>&now = groups[i / kGroup % 2], &before = groups[(i / kGroup + 1) % 2];
-    if (i < n) {
-      prefetch_lines(p.grad, bytes_of(p.grad_dtype), at + i);
-      prefetch_lines(p.param, bytes_of(p.param_dtype), at + i);
-      prefetch_lines(p.master, master_bytes(p.master_kind), at + i);
-      for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
-        prefetch_lines(p.moments[m], 1, at + i);
-        if constexpr (!CodeOf<Rule, m>::kSigned) {
-          plain &= _mm512_cmplt_epu8_mask(_mm512_loadu_si512(codes[m] + i), _mm512_set1_epi8(8)) == 0;
-        }
-      });
-    }
-    constexpr int kPairs = (kThere + 1) / 2;
-    __m512i largest[kPairs];
-    if (plain) {
-      __m512 moments[kThere][kVectors];
-      for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
-        for (int block = 0; block < kBlocks; ++block) {
-          decode_block<CodeOf<Rule, m>>(c, codes[m] + i + kBlock8 * block, first[m][i / kBlock8 + block],
-                                        moments[m] + 2 * block);
-        }
-      });
-      for_each_moment<kVectors>([&]<int v>() AK_V4_LAMBDA {
-        __m512 weight = _mm512_loadu_ps(weights + i + 16 * v);
-        update_vector<Rule>(element, _mm512_loadu_ps(grads + i + 16 * v), weight, moments, v);
-        now.weight[v] = weight;
-      });
-      for (int k = 0; k < kPairs; ++k) {
-        largest[k] = largest_of(moments[2 * k], moments[2 * k + 1 < kThere ? 2 * k + 1 : 2 * k]);
-      }
-      std::memcpy(now.moments, moments, sizeof moments);
-    }
+    auto &now = groups[i / kGroup % 2], &before = groups[(i / kGroup + 1) % 2];
+    const bool inside = i < n;
+    if (inside) tile.prefetch(i);
+    const bool plain = inside && tile.is_plain(i);
+    __m512i largest[Tile::kPairs];
+    if (plain) tile.compute(i, now, largest);
     if (pending) {
-      const int64_t last = i - kGroup;
-      __m512i words[kThere][kBlocks];
-      __mmask32 wrong = 0;
-      for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
-        const __m512 scales = before.scales[m / 2];
-        constexpr int kLane = 0x55 * (m % 2);
-        words[m][0] =
-            encode_block<CodeOf<Rule, m>, 1 + m>(c, before.moments[m], _mm512_shuffle_f32x4(scales, scales, kLane),
-                                                 _mm512_loadu_si512(random + last), wrong);
-        words[m][1] = encode_block<CodeOf<Rule, m>, 1 + m>(c, before.moments[m] + 2,
-                                                           _mm512_shuffle_f32x4(scales, scales, kLane + 0xaa),
-                                                           _mm512_loadu_si512(random + last + kBlock8), wrong);
-      });
-      if (before.nan != 0) [[unlikely]] {
-        general(last, kGroup);
+      if (before.nan == 0) [[likely]] {
+        tile.store(i - kGroup, before);
       } else {
-        for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(weights + last + 16 * v, before.weight[v]);
-        for_each_moment<kThere>([&]<int m>() AK_V4_LAMBDA {
-          if (wrong != 0) [[unlikely]] {
-            return store_moment(p, m, is_unsigned<Rule>(m), reinterpret_cast<const float*>(before.moments[m]),
-                                at + last, kGroup, last, numbers);
-          }
-          for (int block = 0; block < kBlocks; ++block) {
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes[m] + last + kBlock8 * block),
-                                _mm512_cvtepi16_epi8(words[m][block]));
-          }
-          const auto two = static_cast<uint16_t>(_mm_extract_epi16(before.exponents[m / 2], m % 2));
-          std::memcpy(exponents[m] + last / kBlock8, &two, sizeof two);
-        });
+        general(i - kGroup, kGroup);
       }
     }
     pending = plain;
     if (plain) {
-      now.nan = 0;
-      for_each_moment<kPairs>([&]<int k>() AK_V4_LAMBDA {
-        constexpr int m = 2 * k, kNext = m + 1 < kThere ? m + 1 : m;
-        find_exponents<CodeOf<Rule, m>, CodeOf<Rule, kNext>>(c, largest[k], now, k);
-      });
-    } else if (i < n) {
+      tile.find_scales(largest, now);
+    } else if (inside) {
       general(i, kGroup);
     }
   }
@@ -340,4 +376,6 @@ void update(const Param& p, int64_t at, int64_t n, float* weights, const float* 
 }
 
 }  // namespace ak::plain8
+#else
+#define AK_HAS_PLAIN8 0
 #endif

@@ -83,6 +83,26 @@ def test_every_way_to_keep_a_weight(rule, backend, grad_dtype, optional):
 
 
 @RULE
+@pytest.mark.parametrize("optional", [False, True])
+def test_every_instruction_set_of_the_cpu(every_cpu_isa, rule, optional):
+    """Groups of 64 elements that AVX-512 takes in its plain form (csrc/update/cpu_plain8.h) beside others: gradients of 0, values
+    far below a block's largest, and one that is infinite; and codes of a block that is NaN. Later steps start from such moments."""
+    optional = optional or not RULES[rule].declared.optional[1:]
+    update = moments8(rule, [Kind(F32), SPLIT24[0]], ((2100,), (330,)), grad_dtype=F32, optional=optional)
+    for grad in update.grads:
+        flat(grad)[130:160] = 0.0
+        flat(grad)[200:240:7] *= 2.0 ** -torch.arange(10.0, 22.0, 2.0)
+        flat(grad)[270] = math.inf
+    for k in range(len(update.moments)):
+        codes, exponents = codes_and_exponents(update, k, 0)
+        codes[640:672] = 0x77
+        exponents[20] = NAN
+    with np.errstate(all="ignore"):
+        for _ in range(3):
+            agrees(update, "cpu", grad_scale=3.0, sum_sq=50.0, max_norm=2.0)
+
+
+@RULE
 @COMPILED
 def test_blocks_of_all_dtypes_share_a_call(rule, backend):
     """Blocks with moments in 8 bits, bf16 and fp32, in turn, and several steps."""
