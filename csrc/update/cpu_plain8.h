@@ -7,7 +7,7 @@
 // the words that it gives tell if one is below, and then the general form encodes the group. All forms give the same
 // bits.
 //
-// Work of AdamW: some 190 vector instructions for 64 elements, and 66 for their random bits. A group is encoded after
+// Work of AdamW: some 190 vector instructions for 64 elements, and 70 for their random bits. A group is encoded after
 // the next one is updated: the maximum of a block is few instructions, but each waits for the one before.
 #pragma once
 

@@ -143,7 +143,11 @@ def test_torchs_flattened_form(kind):
             ValueError,
             "AdamW: the loaded exp_avg_scale has the exponent 31; accepted: 32 to 255",
         ),
-        (lambda v: v["exp_avg_sq_scale"].zero_(), ValueError, "exp_avg_sq_scale has the exponent 0; accepted: 48 to 255"),
+        (
+            lambda v: v["exp_avg_sq_scale"].zero_(),
+            ValueError,
+            "exp_avg_sq_scale has the exponent 0; accepted: 48 to 255",
+        ),
         (lambda v: v.update(remainder=torch.ones(3)), ValueError, "has the remainder of a split master"),
     ],
 )
