@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels.amp.graph_step import _beside
+from amp_kernels.amp.graph_step import _side_stream
 
 from ..reliability.loop import assert_same
 from .test_graph_step import BATCHES, Run, tensor_rates
@@ -80,7 +80,7 @@ def test_undoing_a_failed_step_waits_for_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", lambda: side)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    with contextlib.suppress(KeyboardInterrupt), _beside(True):
+    with contextlib.suppress(KeyboardInterrupt), _side_stream(True):
         assert waits == [(side, main)]
         raise KeyboardInterrupt
     assert waits == [(side, main), (main, side)]
