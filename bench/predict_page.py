@@ -89,8 +89,8 @@ The model does not cover:
 - **Training steps**: each family of torch's kernels has one rate, fitted to three measured steps. This package's norms have the rates of
   the run above, at 768 columns. Its loss and embedding gradients have their target, 80 % of a copy (the loss reached 72 %). "converted" is
   `ak.convert` with `ak.linear_cross_entropy` and `ak.optim.AdamW(shadow_dtype=torch.bfloat16)`{shadows}.
-  "fuse_residuals" is `ak.convert(model, fuse_residuals=True)`; "fused norms" is an edited forward with `norm(branch, residual=stream)` and
-  `ak.linear(split=)`. Both are priced at the rate of the norms alone. The measured step concatenated the gradients of attention.
+  "fuse_residuals" is `ak.convert(model, fuse_residuals=True)`, priced at the rate of the norms alone. It runs the ops of an edited forward
+  with `norm(branch, residual=stream)` and `ak.linear(split=)`, which was measured while it concatenated the gradients of attention.
   "compiled" is `torch.compile(ak.convert(model))` by the rule of torch.compile's column: everything between products, attention and the
   update reads and writes each value once.
 - **Other GPUs**: an H100 differs only in memory bandwidth; an A100 in clock, Tensor Cores and memory, at the H200's shares of their data
@@ -185,7 +185,7 @@ they would gain 2 % at most."""
 def missed() -> str:
     """The converted step of gpt2-124m compared with its goal, and where its time goes."""
     found = price.steps(GPT2_MODELS["gpt2-124m"], CHIPS["H200"])
-    ours, fused, torchs = found["converted"], found["fused norms"], found["torch eager"]
+    ours, fused, torchs = found["converted"], found["fuse_residuals"], found["torch eager"]
 
     def less(kind: str, step: price.Step) -> str:
         return f"{1 - getattr(step, kind) / getattr(torchs, kind):.0%}"
@@ -202,12 +202,10 @@ def missed() -> str:
         f"{ms['element-wise']:.1f} for element-wise kernels, mostly torch additions to the fp32 residual stream and its gradient; "
         f"{ms['norm, loss']:.1f} for norms and loss; {ms['copy, cast']:.1f} for copies, mostly the concatenation of attention's three "
         "gradients, otherwise casts of the stream's gradient to 16 bits. With `fuse_residuals=True` the conversion lets norms make the "
-        "additions in front of them, and their backward writes both gradients in their dtypes: "
-        f"{found['fuse_residuals'].total * 1e3:.1f} ms. In an edited forward, `ak.linear(split=)` also reads attention's gradients where "
-        f"they lie: {fused.total * 1e3:.1f} ms. torch.compile fuses the same without an edit: "
-        f"{found['compiled'].total * 1e3:.1f} ms. Bytes of casts fall by {less('cast_bytes', ours)}, "
-        f"with fused norms by {less('cast_bytes', fused)}; bytes of casts and copies by {less('copied_bytes', ours)} and "
-        f"{less('copied_bytes', fused)}."
+        "additions in front of them, whose backward writes both gradients in their dtypes, and layers read attention's gradients in "
+        f"place: {fused.total * 1e3:.1f} ms. torch.compile fuses the additions, too: {found['compiled'].total * 1e3:.1f} ms. "
+        f"Bytes of casts fall by {less('cast_bytes', ours)}, with `fuse_residuals` by {less('cast_bytes', fused)}; bytes of casts and "
+        f"copies by {less('copied_bytes', ours)} and {less('copied_bytes', fused)}."
     )
     return textwrap.fill(text, 140)
 

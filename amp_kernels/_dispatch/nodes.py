@@ -29,7 +29,7 @@ _module = None
 # The functions of the module (csrc/autograd/functions.h). They return None, having done nothing, if a call is not plain.
 linear: Callable[..., torch.Tensor | None]
 matmul: Callable[..., torch.Tensor | None]
-norm: Callable[..., torch.Tensor | None]
+norm: Callable[..., torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None]
 softmax: Callable[..., torch.Tensor | None]
 cross_entropy: Callable[..., torch.Tensor | None]
 cast_lists: Callable[..., bool | None]

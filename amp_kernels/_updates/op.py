@@ -139,7 +139,7 @@ class _Param:
     """One parameter of a step: weight, gradient, moments and step counter, and ``o`` for its rule."""
 
     def __init__(self, declared: Declaration, arguments: UpdateArguments, i: int, row: list[int]):
-        block, _, slot, group, *_ = row
+        block, _, slot, group, _, _, _ = row
         blocks, count = len(arguments.steps), len(declared.options)
         self.grad, self.counter = arguments.grads[i], arguments.steps[block][slot]
         of_group = arguments.options[group * count : (group + 1) * count]

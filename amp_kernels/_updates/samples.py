@@ -38,6 +38,14 @@ def _falling(count: int) -> Tensor:
     return torch.exp2(-(torch.arange(count) % 32).float())
 
 
+def _weight_and_gradient(shape: tuple[int, ...], generator: torch.Generator, spread: bool) -> tuple[Tensor, Tensor]:
+    weight, grad = (torch.randn(shape[::-1], generator=generator) for _ in range(2))
+    if len(shape) == 2:
+        return weight.t(), grad.t()
+    weight, grad = weight.reshape(shape), grad.reshape(shape)
+    return weight, grad * _falling(grad.numel()) if spread else grad
+
+
 class Blocks:
     """A block per entry of ``kinds``, each with a parameter per shape; block i is also param group i. Random, on the CPU.
 
@@ -85,13 +93,7 @@ class Blocks:
             total = size or offsets[-1]
             master = torch.zeros(total if kind.master else 0, dtype=kind.master or torch.float32)
             for slot, (shape, offset) in enumerate(zip(shapes, offsets, strict=False)):
-                weight, grad = (torch.randn(shape[::-1], generator=g) for _ in range(2))
-                if len(shape) == 2:
-                    weight, grad = weight.t(), grad.t()
-                else:
-                    weight, grad = weight.reshape(shape), grad.reshape(shape)
-                    if spread:
-                        grad *= _falling(grad.numel())
+                weight, grad = _weight_and_gradient(shape, g, spread)
                 param, part = weight.to(kind.param), slice(offset, offset + weight.numel())
                 if kind.master in SPLITS:
                     half, master[part] = SPLITS[kind.master](flat(weight), kind.param)

@@ -159,12 +159,12 @@ class Moment:
     @classmethod
     def at(cls, a: UpdateArguments, i: int, row: Sequence[int], step: Tensor, k: int, *, unsigned: bool) -> Moment:
         """Moment number ``k`` of parameter ``i``; ``row`` and ``step`` as in :meth:`Weight.at`."""
-        block, offset, _, _, index, *rows = row
+        block, offset, _, _, index, width, pitch = row
         buffer, n = a.moments[k * len(a.steps) + block], a.params[i].numel()
         code = _block8.SECOND if unsigned else _block8.FIRST
         if buffer.dtype != torch.uint8:
             return cls(buffer[offset : offset + n], None, code, None)
-        random16 = rounding_bits(a.seed, step, index, -(-n // _block8.BLOCK) * _block8.BLOCK, 1 + k, *rows)
+        random16 = rounding_bits(a.seed, step, index, -(-n // _block8.BLOCK) * _block8.BLOCK, 1 + k, width, pitch)
         return cls(buffer[offset : offset + n], exponents_at(buffer, offset, n), code, random16)
 
     def load(self) -> Tensor:
@@ -196,12 +196,12 @@ class Weight:
     @classmethod
     def at(cls, a: UpdateArguments, i: int, row: Sequence[int], step: Tensor) -> Weight:
         """The weight of parameter ``i``, whose row of the layout is ``row``; ``step``: its count after the increment."""
-        param, (block, offset, _, group, index, *rows) = a.params[i], row
+        param, (block, offset, _, group, index, width, pitch) = a.params[i], row
         n = param.numel()
         master, shadow, ema = (piece(buffers[block], offset, n) for buffers in (a.masters, a.shadows, a.emas))
         short = master is not None and master.dtype == torch.int8
         stochastic = short or (a.flags[group] & STOCHASTIC and master is None and param.dtype in HALF_DTYPES)
-        random16 = rounding_bits(a.seed, step, index, n, 0, *rows) if stochastic else None
+        random16 = rounding_bits(a.seed, step, index, n, 0, width, pitch) if stochastic else None
         return cls(lists.flat(param), master, shadow, ema, a.ema_decay[group], random16)
 
     def load(self) -> Tensor:

@@ -195,7 +195,7 @@ class GraphedStep:
         before = Before(self._model, self._optimizer, self._scaler, self._rates)
         hook = self._optimizer.register_step_pre_hook(lambda *_: self._before_a_step(before))
         try:
-            with _beside(on_gpu), rehearsal():
+            with _side_stream(on_gpu), rehearsal():
                 for _ in range(self._warmup - 1):
                     self._run()
                 numbers = self._numbers()
@@ -353,7 +353,7 @@ def _on(device: torch.device) -> contextlib.AbstractContextManager:
 
 
 @contextlib.contextmanager
-def _beside(on_gpu: bool) -> Iterator[None]:
+def _side_stream(on_gpu: bool) -> Iterator[None]:
     """Run on a separate stream, as torch requires for warm-up steps before a capture. The current stream waits for it at the end,
     also after an error."""
     if not on_gpu:

@@ -1,5 +1,7 @@
-"""Classes that torch.distributed derives from a module's class: ``fully_shard`` turns a Linear into an ``FSDPLinear`` with the
-bases ``FSDPModule`` and ``Linear``; ``replicate`` does the same. They add methods and hooks and keep the module's forward.
+"""What others do to a module: hooks, and classes that torch.distributed derives from its class.
+
+``fully_shard`` turns a Linear into an ``FSDPLinear`` with the bases ``FSDPModule`` and ``Linear``; ``replicate`` does the same. They add
+methods and hooks and keep the module's forward.
 """
 
 from __future__ import annotations
@@ -7,6 +9,7 @@ from __future__ import annotations
 import sys
 
 import torch
+from torch.nn.modules.module import _has_any_global_hook
 
 #: For each mixin: the prefix of its class names, and torch's table of these classes by own class. DDP's replicate has no table.
 _MIXINS = {
@@ -48,3 +51,15 @@ def wrapped_as(module: torch.nn.Module, own: type[torch.nn.Module]) -> type[torc
         body = {name: vars(kind)[name] for name in ("__deepcopy__", "__module__") if name in vars(kind)}
         known[key] = type(prefix + own.__name__, (mixin, own), body)
     return known[key]
+
+
+def is_untouched(module: torch.nn.Module) -> bool:
+    """True if calling ``module`` only runs the forward of its class."""
+    return not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in vars(module)
+        or _has_any_global_hook()
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..ops.linear import linear
+from . import split
 from ._derived import shows
 
 
@@ -14,4 +15,5 @@ def is_conv1d(kind: type) -> bool:
 
 @shows("amp_kernels.linear")
 def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return linear(x, self.weight.t(), self.bias)
+    weight = self.weight.t()
+    return split.result(self, x, weight) if split.NAME in vars(self) else linear(x, weight, self.bias)

@@ -14,7 +14,19 @@ import torch
 from .._checks.modules import check_module
 from .._checks.types import type_name
 from .._sharding.dtensor import is_dtensor
-from . import activation, conv1d, copied_norm, experts, fused, head_loss, residual, residual_blocks, rotary
+from . import (
+    activation,
+    conv1d,
+    copied_norm,
+    experts,
+    fused,
+    head_loss,
+    residual,
+    residual_blocks,
+    rotary,
+    split,
+    waiting,
+)
 from ._derived import base_of, derived
 from ._wrapped import own_class, wrapped_as
 from .cross_entropy import CrossEntropyLoss
@@ -63,14 +75,16 @@ def convert(
     others with silu) run as two grouped products (:func:`amp_kernels.grouped_mm`), whatever experts implementation the configuration
     names. Their tokens are sorted on the device, so no host sync is left.
 
-    With ``fuse_residuals`` a norm also makes the addition in front of it: ``norm(residual + branch)`` is one kernel forward and one
-    backward. The norm may belong to the module that adds, be the first of a submodule or of the next block, or the last of the model.
-    This covers the blocks of transformers (GPT-2, Llama, BERT, T5, ViT and others), torchvision and timm, torch.nn's Transformer
-    layers, and others alike. A module is recognised by running its forward on a few numbers; any other stays as it is. Its own
-    forward also runs in training. Additions between blocks stay torch's under activation checkpointing, and all do on sharded
-    parameters and in torch.inference_mode. Results have the bits of the separate addition, and gradients too, except that the gradient
-    of a 16-bit residual stream is rounded once less. torch.compile fuses these additions by itself, so the option is for eager
-    training.
+    ``fuse_residuals`` saves what blocks add and copy between layers. A norm also makes the addition in front of it: ``norm(residual +
+    branch)`` is one kernel forward and one backward. The norm may belong to the module that adds, be the first of a submodule or of
+    the next block, or the last of the model. This covers the blocks of transformers (GPT-2, Llama, BERT, T5, ViT and others),
+    torchvision and timm, torch.nn's Transformer layers, and others alike. A module is recognised by running its forward on a few
+    numbers; any other stays as it is. Its own forward also runs in training. Additions between blocks stay torch's under activation
+    checkpointing, and all do on sharded parameters and in torch.inference_mode. Results have the bits of the separate addition, and
+    gradients too, except that the gradient of a 16-bit residual stream is rounded once less. On Hopper a layer whose result is split
+    along its features, such as into queries, keys and values, makes the pieces as :func:`amp_kernels.linear` does with ``split=``,
+    from its second call on: by ``split``, ``chunk``, slices, or views and ``unbind``. torch.compile fuses additions by itself, so the
+    option is for eager training.
 
     With ``fuse_loss`` a causal language model of transformers (GPT2LMHeadModel, LlamaForCausalLM, ...) computes its head and its loss
     by :func:`amp_kernels.linear_cross_entropy` when it is called with ``labels=`` in training mode. The logits of all tokens never
@@ -102,7 +116,7 @@ def convert(
         skip: names of modules or classes to leave unchanged. A name includes everything inside that module, even if it is also
             used elsewhere in the model.
         report: also print a line for each replaced module, and for each other module with parameters, with the reason.
-        fuse_residuals: let norms make the additions in front of them.
+        fuse_residuals: let norms make the additions in front of them, and layers the pieces that their results are split into.
         fuse_loss: let causal language models compute head and loss as one op in training.
         fuse_rotary: let attention turn queries and keys, and make their norms, as one op.
 
@@ -133,6 +147,7 @@ def convert(
         _convert(modules, skipped, changes)
         if fuse_residuals:
             _fuse_residuals(modules, skipped, changes)
+            _give_splits(modules, skipped)
         if fuse_loss:
             _fuse(modules, skipped, changes, head_loss)
         if fuse_rotary:
@@ -185,6 +200,15 @@ def _fuse_residuals(
         residual.set_plan(module, plan)
 
 
+def _give_splits(modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.Module]) -> None:
+    for _, module in modules:
+        found = None if module in skipped else fused.operands(module)
+        if (
+            found and found[0].shape[0] > found[0].shape[1]
+        ):  # [out, in]; a branch's last layer gives its result to an addition
+            split.give_split(module)
+
+
 def _fuse(
     modules: list[tuple[str, torch.nn.Module]],
     skipped: set[torch.nn.Module],
@@ -231,6 +255,8 @@ def revert(model: Model) -> Model:
             logger.debug("revert: %s (%s) is left alone: it has %s", name or "the model", kind.__name__, more)
         else:
             residual.set_plan(module, None)
+            for attribute in (split.NAME, waiting.NAME):
+                vars(module).pop(attribute, None)
             module.__class__ = wrapped_as(module, original)
     return model
 

@@ -20,8 +20,7 @@ from ..ops.routing import route
 from . import activation
 from ._derived import base_of, own_forward, shows
 from ._probe import same, standing_in, values
-from ._wrapped import own_class
-from .fused import is_untouched
+from ._wrapped import is_untouched, own_class
 
 WEIGHTS = ("gate_up_proj", "down_proj")
 

@@ -12,7 +12,6 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.modules.module import _has_any_global_hook
 
 from .._dispatch import autocast
 from ..ops._tensors import is_strided
@@ -21,19 +20,8 @@ from ..ops.mlp import mlp
 from . import activation, conv1d
 from ._derived import base_of, own_forward, shows
 from ._probe import same, standing_in, values
+from ._wrapped import is_untouched
 from .linear import Linear
-
-
-def is_untouched(module: torch.nn.Module) -> bool:
-    """True if calling ``module`` only runs the forward of its class."""
-    return not (
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in vars(module)
-        or _has_any_global_hook()
-    )
 
 
 def operands(module: torch.nn.Module) -> tuple[Tensor, Tensor | None] | None:

@@ -8,7 +8,7 @@ import torch
 
 from .._checks.activations import GATED, check_activation
 from ..ops.mlp import mlp
-from .fused import is_untouched
+from ._wrapped import is_untouched
 from .linear import Linear
 
 

@@ -20,9 +20,9 @@ from .._dispatch.library import PLAIN
 from . import copied_norm
 from ._derived import base_of, shows
 from ._probe import standing_in
-from ._wrapped import own_class
-from .fused import is_untouched
+from ._wrapped import is_untouched, own_class
 from .norm import LayerNorm, RMSNorm
+from .stand_in import StandIn, plain
 from .waiting import Successor, is_awaited
 
 #: An addition: the norm that was called last in the block, the submodule that the branch comes from, and the number of such before.
@@ -44,7 +44,7 @@ class Run:
 
     def receive(self, x: Any) -> Any:
         """``x``, an argument of the block."""
-        return Branch.of(x, INPUT, self) if self.adds_inputs and type(x) is Tensor else x
+        return Branch.of(x, path=INPUT, run=self) if self.adds_inputs and type(x) is Tensor else x
 
     def enter(self, submodule: Submodule, args: tuple, kwargs: dict) -> None:
         if submodule.is_norm:
@@ -64,30 +64,15 @@ class Run:
                 successor.give(total, y)
                 return total
         total = one + other
-        return Branch.of(total, key[1] + _SUM, self) if type(total) is Tensor else total
+        return Branch.of(total, path=key[1] + _SUM, run=self) if type(total) is Tensor else total
 
 
-class Branch(Tensor):
+class Branch(StandIn):
     """A tensor that a submodule returned or, if the plan asks, that the block got; or one of the same shape computed from it: dropped
     out, scaled, added to another."""
 
     path: str
     run: Run
-
-    @classmethod
-    def of(cls, tensor: Tensor, path: str, run: Run) -> Branch:
-        branch = tensor.as_subclass(cls)
-        branch.path, branch.run = path, run
-        return branch
-
-    @property
-    def origin(self) -> Tensor:
-        """As an ordinary tensor, the same at each call: behind this one in the graph, which may have hooks."""
-        with torch._C.DisableTorchFunctionSubclass():
-            setting = torch.is_grad_enabled(), self.requires_grad
-            if vars(self).get("_setting") != setting:
-                self._setting, self._origin = setting, self.as_subclass(Tensor)
-            return self._origin
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -103,7 +88,7 @@ class Branch(Tensor):
         is_attribute = function.__name__ == "__get__"  # such as _base
         if compiling or is_attribute or source is None or type(result) is not Tensor or result.shape != source.shape:
             return result
-        return Branch.of(result, source.path, source.run)
+        return Branch.of(result, path=source.path, run=source.run)
 
 
 def _sum(one: Any, other: Any) -> Any:
@@ -146,20 +131,6 @@ def _norm_of_sum(norm: torch.nn.Module, stream: Tensor, branch: Tensor) -> tuple
     return norm.forward(branch, residual=stream)
 
 
-def plain(value: Any, kind: type = Branch) -> Any:
-    """``value`` with the ``origin`` of objects of the class ``kind``, also inside tuples, lists and dictionaries; the latter two in
-    place."""
-    if type(value) is kind:
-        return value.origin
-    if type(value) is tuple:
-        return tuple(plain(each, kind) for each in value)
-    if isinstance(value, (list, dict)):
-        for key, each in enumerate(value) if isinstance(value, list) else value.items():
-            if type(each) in (kind, tuple):
-                value[key] = plain(each, kind)
-    return value
-
-
 class Submodule:
     """Calls a submodule with tensors, and returns its result or the first of its results as a branch."""
 
@@ -174,7 +145,11 @@ class Submodule:
         return self._branch(result)
 
     def _branch(self, result: Any) -> Any:
-        return Branch.of(result, self.path, self.run) if type(result) is Tensor and not is_awaited(result) else result
+        return (
+            Branch.of(result, path=self.path, run=self.run)
+            if type(result) is Tensor and not is_awaited(result)
+            else result
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.module, name)

@@ -24,57 +24,54 @@ from ..ops.rotary import rotary
 from . import copied_norm
 from ._derived import base_of, shows
 from ._probe import same, standing_in, values
-from ._wrapped import own_class
-from .fused import is_untouched
+from ._wrapped import is_untouched, own_class
 from .norm import RMSNorm
-from .residual import plain
+from .stand_in import StandIn, plain
 
 NAME = "apply_rotary_pos_emb"
 
 
-class _Normed:
-    """Stands for ``norm(x)``, which is computed when somebody asks for it."""
+class _Normed(StandIn):
+    """Stands for ``norm(x)``, which is computed when somebody asks for it.
 
-    def __init__(self, norm: torch.nn.Module, x: Tensor):
-        self.norm, self.x = norm, x
+    As a tensor it is NaN, with a gradient that raises: for code that reads it past Python, such as a kernel of the user's."""
 
-    @functools.cached_property
+    module: torch.nn.Module
+    x: Tensor
+
+    @classmethod
+    def of_norm(cls, norm: torch.nn.Module, x: Tensor) -> _Normed:
+        recorded = torch.is_grad_enabled() and (x.requires_grad or norm.weight.requires_grad)
+        unknown = _unknown(x.dtype, x.device, recorded).expand(x.shape)
+        if recorded:
+            unknown = torch._C._functions.DelayedError(_NO_GRADIENT, 1)(unknown)
+        return cls.of(unknown, module=norm, x=x)
+
+    @property
     def origin(self) -> Tensor:
-        return self.norm(self.x)
+        if "_origin" not in vars(self):
+            self._origin = self.module(self.x)
+        return self._origin
 
     @classmethod
     def __torch_function__(cls, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        return function(*_plain(args), **_plain(kwargs or {}))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.origin, name)
-
-    @property
-    def __class__(self):  # for isinstance
-        return torch.Tensor
-
-    def transpose(self, dim0: int, dim1: int) -> Any:
-        dimensions = self.x.ndim
-        if dimensions - 1 in (dim0 % dimensions, dim1 % dimensions):
-            return self.origin.transpose(dim0, dim1)
-        return _Normed(self.norm, self.x.transpose(dim0, dim1))
+        own = args[0] if args and type(args[0]) is cls else None
+        if own is not None and function in _OF_SHAPE:
+            return function(own.x, *args[1:])
+        if own is not None and function is Tensor.transpose and not kwargs:
+            last = own.x.ndim - 1
+            if last not in (dim % own.x.ndim for dim in args[1:]):
+                return cls.of_norm(own.module, own.x.transpose(*args[1:]))
+        return function(*plain(args), **plain(kwargs or {}))
 
 
-_plain = functools.partial(plain, kind=_Normed)
+@functools.cache
+def _unknown(dtype: torch.dtype, device: torch.device, recorded: bool) -> Tensor:
+    return torch.full((), torch.nan, dtype=dtype, device=device, requires_grad=recorded)
 
 
-def _operator(name: str) -> Callable:
-    def call(self, *args):
-        return getattr(Tensor, name)(self.origin, *_plain(args))
-
-    return call
-
-
-_COMPARISONS = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__format__"}
-_OWN = {*dir(object), *vars(_Normed), "__torch_dispatch__", "__setstate__"} - _COMPARISONS
-for _name in dir(Tensor):  # operators are looked up in the class, past __getattr__
-    if _name.startswith("__") and _name not in _OWN and callable(getattr(Tensor, _name)):
-        setattr(_Normed, _name, _operator(_name))
+_NO_GRADIENT = "convert: with fuse_rotary, queries or keys went to an autograd.Function before their norm was computed"
+_OF_SHAPE = {Tensor.shape.__get__, Tensor.ndim.__get__, Tensor.device.__get__, Tensor.dim, Tensor.size}
 
 
 class _LazyNorm:
@@ -85,7 +82,7 @@ class _LazyNorm:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs and type(args[0]) in PLAIN and args[0].ndim == 4:
-            return _Normed(self.module, args[0])
+            return _Normed.of_norm(self.module, args[0])
         return self.module(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -106,7 +103,7 @@ def _norms(q: Any, k: Any) -> dict[str, Any] | None:
         return None
     found = []
     for each in (q, k):
-        norm, weight, columns = each.norm, each.norm.weight, each.x.shape[-1]
+        norm, weight, columns = each.module, each.module.weight, each.x.shape[-1]
         if type(weight) not in PLAIN or weight.shape != (columns,):
             return None
         copied = type(norm) is not RMSNorm
@@ -115,7 +112,7 @@ def _norms(q: Any, k: Any) -> dict[str, Any] | None:
         eps = copied_norm.epsilon_of(norm) if copied else norm.eps
         found.append((weight.dtype, torch.finfo(torch.float32).eps if eps is None else eps))
     same_kind = found[0] == found[1] and (q.x.dtype == torch.float64) == (found[0][0] == torch.float64)
-    return {"q_weight": q.norm.weight, "k_weight": k.norm.weight, "eps": found[0][1]} if same_kind else None
+    return {"q_weight": q.module.weight, "k_weight": k.module.weight, "eps": found[0][1]} if same_kind else None
 
 
 class _Rotary:
@@ -126,10 +123,10 @@ class _Rotary:
 
     def __call__(self, q: Any, k: Any, *args: Any, **kwargs: Any) -> Any:
         norms = _norms(q, k)
-        heads = (q.x, k.x) if norms else (_plain(q), _plain(k))
+        heads = (q.x, k.x) if norms else (plain(q), plain(k))
         if len(args) == 2 and not kwargs and self._takes(*heads, *args):
             return rotary(*heads, *args, interleaved=self.interleaved, **(norms or {}))
-        return self.own(_plain(q), _plain(k), *args, **kwargs)
+        return self.own(plain(q), plain(k), *args, **kwargs)
 
     def _takes(self, q: Any, k: Any, cos: Any, sin: Any) -> bool:
         """True if the result has the dtype that it has without this package, or autocast's."""

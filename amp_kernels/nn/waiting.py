@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._dispatch import autocast
 
-_NAME = "_amp_kernels_norm"  # attribute of a tensor
+NAME = "_amp_kernels_norm"  # attribute of a tensor whose norm waits, and of a norm for which one did
 
 
 @dataclass
@@ -33,7 +33,8 @@ class Successor:
     def give(self, total: Tensor, y: Tensor) -> None:
         """Keep ``y``, the norm of ``total``, until it is fetched."""
         parameters = tuple(self.norm._parameters.values())
-        setattr(total, _NAME, _Waiting(self, parameters, y, _setting(total)))
+        setattr(total, NAME, _Waiting(self, parameters, y, _setting(total)))
+        vars(self.norm)[NAME] = True
         if _saving_hooks() is None:
             self.fetched = False
 
@@ -57,17 +58,17 @@ class _Waiting:
 
 def is_awaited(total: Tensor) -> bool:
     """True if the norm of ``total`` waits, in this very object."""
-    return _NAME in vars(total)
+    return NAME in vars(total)
 
 
 def fetched(norm: torch.nn.Module, x: Tensor) -> Tensor | None:
     """``norm(x)``, if it was computed in the same setting."""
-    if torch.compiler.is_compiling() or type(x) is not Tensor:
+    if NAME not in vars(norm) or torch.compiler.is_compiling() or type(x) is not Tensor:
         return None
-    waiting = vars(x).get(_NAME)
+    waiting = vars(x).get(NAME)
     if waiting is None or not waiting.is_for(norm, x):
         return None
-    delattr(x, _NAME)
+    delattr(x, NAME)
     waiting.successor.fetched = True
     return waiting.y
 

@@ -52,28 +52,38 @@ class _Norm(torch.autograd.Function):
         return y, total
 
     @staticmethod
-    def backward(ctx, grad, grad_sum):
-        x, weight, bias, mean, rstd, seed = ctx.saved_tensors
-        needs = ctx.needs_input_grad[:4]
-        if grad is None:
-            found = grad_sum, None, None, None
-        elif torch.is_grad_enabled():
-            found = *_differentiable_backward(ctx.options, x, weight, bias, grad, grad_sum, needs), None
-        else:
-            branch = seed, ctx.dropout_p, ctx.dtypes[0] if needs[0] else None
-            if ctx.batch_invariant:
-                grad, grad_sum = aligned(grad), aligned(grad_sum)
-            in_kernel = (needs[0], False, False, needs[3]) if ctx.batch_invariant else needs
-            found = _backward(ctx.options[0], x, weight, mean, rstd, grad, grad_sum, in_kernel, *branch)
-            if ctx.batch_invariant:
-                found = found[0], *_parameter_gradients(ctx, x, weight, bias, mean, rstd, grad), found[3]
-        of_x, of_weight, of_bias, of_branch = found
-        if of_branch is None:
-            of_branch = of_x
-            if seed is not None and needs[0] and of_x is not None:
-                of_branch = Dropout.apply(of_x, None, seed, ctx.dropout_p, ctx.dtypes[0])
-        results = zip((of_branch, of_weight, of_bias, of_x), ctx.dtypes, needs, strict=True)
-        return *(cast(t, dtype) if needed and t is not None else None for t, dtype, needed in results), *(None,) * 6
+    def backward(ctx, *grads):
+        *saved, seed = ctx.saved_tensors
+        dropped = seed, ctx.dropout_p
+        gradients = _gradients(grads, saved, ctx.needs_input_grad[:4], ctx.options, ctx.dtypes, *dropped, ctx)
+        return *gradients, *(None,) * 6
+
+
+def _gradients(grads, saved, needs, options, dtypes, seed=None, dropout_p=0.0, ctx=None) -> tuple[Tensor | None, ...]:
+    """The gradients of x, weight, bias and residual, in ``dtypes``. ``grads`` and ``saved`` are in the order of :class:`_Norm`, whose
+    node is ``ctx``."""
+    grad, grad_sum = grads
+    x, weight, bias, mean, rstd = saved
+    batch_invariant = ctx is not None and ctx.batch_invariant
+    if grad is None:
+        found = grad_sum, None, None, None
+    elif torch.is_grad_enabled():
+        found = *_differentiable_backward(options, x, weight, bias, grad, grad_sum, needs), None
+    else:
+        branch = seed, dropout_p, dtypes[0] if needs[0] else None
+        if batch_invariant:
+            grad, grad_sum = aligned(grad), aligned(grad_sum)
+        in_kernel = (needs[0], False, False, needs[3]) if batch_invariant else needs
+        found = _backward(options[0], x, weight, mean, rstd, grad, grad_sum, in_kernel, *branch)
+        if batch_invariant:
+            found = found[0], *_parameter_gradients(ctx, x, weight, bias, mean, rstd, grad), found[3]
+    of_x, of_weight, of_bias, of_branch = found
+    if of_branch is None:
+        of_branch = of_x
+        if seed is not None and needs[0] and of_x is not None:
+            of_branch = Dropout.apply(of_x, None, seed, dropout_p, dtypes[0])
+    results = zip((of_branch, of_weight, of_bias, of_x), dtypes, needs, strict=True)
+    return tuple(cast(t, dtype) if needed and t is not None else None for t, dtype, needed in results)
 
 
 def _parameter_gradients(ctx, x, weight, bias, mean, rstd, grad) -> Iterator[Tensor | None]:
@@ -138,15 +148,15 @@ def _backward(
     )
 
 
-def _backward_of_node(grads, saved, needs_input_grad, *options):
-    """The backward of :class:`_Norm` for a node in C++: of a norm without a residual."""
-    x, weight, bias, mean, rstd = saved
-    if torch.is_grad_enabled():
-        return _differentiable_backward(options, x, weight, bias, grads[0], None, needs_input_grad)
-    return _backward(options[0], x, weight, mean, rstd, grads[0], None, (*needs_input_grad, False))[:3]
+def _gradients_of_node(grads, saved, needs_input_grad, dimensions, eps, centred, x_dtype):
+    """:func:`_gradients` for a node in C++, which has a second output and a fourth input only with a residual."""
+    of_sum, *parameters = (None if t is None else t.dtype for t in saved[:3])
+    dtypes = getattr(torch, x_dtype), *parameters, of_sum
+    needs = (*needs_input_grad, False)[:4]
+    return _gradients((*grads, None)[:2], saved, needs, (dimensions, eps, centred), dtypes)[: len(needs_input_grad)]
 
 
-nodes.FORMULAS["norm"] = _backward_of_node
+nodes.FORMULAS["norm"] = _gradients_of_node
 
 
 def _differentiable_backward(options, x, weight, bias, grad, grad_sum, needs) -> tuple[Tensor | None, ...]:
@@ -339,10 +349,10 @@ def layer_norm(
         >>> torch.equal(total, x + residual)
         True
     """
-    if residual is None and dropout_p == 0.0 and nodes.may_serve():
-        y = nodes.norm(x, normalized_shape, weight, bias, eps, True)
-        if y is not None:
-            return y
+    if dropout_p == 0.0 and nodes.may_serve():
+        found = nodes.norm(x, normalized_shape, weight, bias, eps, True, residual)
+        if found is not None:
+            return found
     return _call(x, normalized_shape, weight, bias, residual, eps, True, dropout_p)
 
 
@@ -392,8 +402,8 @@ def rms_norm(
     """
     if eps is None:
         eps = torch.finfo(torch.float64 if getattr(x, "dtype", None) == torch.float64 else torch.float32).eps
-    if residual is None and dropout_p == 0.0 and nodes.may_serve():
-        y = nodes.norm(x, normalized_shape, weight, None, eps, False)
-        if y is not None:
-            return y
+    if dropout_p == 0.0 and nodes.may_serve():
+        found = nodes.norm(x, normalized_shape, weight, None, eps, False, residual)
+        if found is not None:
+            return found
     return _call(x, normalized_shape, weight, None, residual, eps, False, dropout_p)

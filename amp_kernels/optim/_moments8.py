@@ -86,6 +86,21 @@ def moment_of(key: str) -> str | None:
     return None
 
 
+def check_exponents(name: str, values: dict[str, Any], format_of: Callable[[str], Code8]) -> None:
+    """Refuse a parameter's loaded state with exponents that no encoding makes; ``name`` of the optimizer.
+
+    Raises:
+        ValueError: an exponent is below the least one of its format, such as the zeros of memory that was never filled.
+    """
+    for key, scale in values.items():
+        moment = moment_of(key)
+        if moment is None or key != moment + SCALE or scale.dtype != torch.uint8 or not local(scale).numel():
+            continue
+        least, found = format_of(moment).least, int(local(scale).min())
+        if found < least:
+            raise ValueError(f"{name}: the loaded {key} has the exponent {found}; accepted: {least} to 255")
+
+
 def decoded(name: str, values: dict[str, Any], format_of: Callable[[str], Code8]) -> dict[str, Any]:
     """``values``, a parameter's state, with float32 moments in place of codes and exponents; ``name`` of the optimizer.
 

@@ -17,7 +17,17 @@ from .._raw._split_master import SPLITS, join_master
 from .._sharding.local import is_dtensor, like, local, local_value
 from .._updates.state import buffer_numel, exponents_at, state_layout, view_like
 from ._algorithm import Algorithm
-from ._moments8 import CODE, SCALE, coded_views, decoded, moment_dtype, moment_of, scale_shape, write_coded
+from ._moments8 import (
+    CODE,
+    SCALE,
+    check_exponents,
+    coded_views,
+    decoded,
+    moment_dtype,
+    moment_of,
+    scale_shape,
+    write_coded,
+)
 from ._options import MASTERS, Options
 from ._state import Block, PackedState, Place, ShownState, signature, unpacked_name
 
@@ -69,6 +79,7 @@ class StateStore:
                 )
             dtype = moment_dtype(param.shape, self._options.state_dtype)
             key = id(group), piece.device, piece.dtype, dtype, *self._wanted(group, values)
+            check_exponents(self._name, values, self._algorithm.format_of)
             if is_dtensor(param):  # exponents do not have its shape
                 values = self._decoded(values)
             values = {name: local_value(value, param) for name, value in values.items()}

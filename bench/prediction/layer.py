@@ -13,15 +13,15 @@ RATE = 0.95  # of a copy's, of the kernels that only move memory: a target, whic
 
 BASIS = f"""PREDICTION for {{chip}}, from the cost model of csrc/gemm/cost.h for the GEMMs and by bytes at {100 * RATE:.0f} % of a
 copy's rate for the rest: `ak.linear(x, weight, bias, activation=...)` of {SHAPE.name} in bf16. The forward GEMM also stores
-the pre-activation. Backward makes its gradient from the one that comes in and, in the same pass, sums of its rows for the bias,
-which a small kernel adds up. It multiplies the gradient by the weight and by the input. The goal is 1.15 times torch's speed for
-both activations."""
+the pre-activation. Backward makes its gradient from the one that comes in and, in the same pass, sums its rows for the bias;
+a small kernel adds the sums of the blocks. It multiplies the gradient by the weight and by the input. The goal is 1.15 times
+torch's speed for both activations."""
 
 
 def table(chip: Chip) -> list[tuple[str, ...]]:
     from amp_kernels import _host
 
-    head = ("activation", "forward us", "activation's gradient us", "adding up sums us", "two GEMMs us", "total us")
+    head = ("activation", "forward us", "activation's gradient us", "adding sums us", "two GEMMs us", "total us")
     lines = [(*head, "torch, measured us", "torch / ours")]
     m, n, k = SHAPE.m, SHAPE.n, SHAPE.k
     backward = sum(plan(s, chip)["microseconds"] for s in (Shape(m, k, n, "NN"), Shape(n, k, m, "TN")))

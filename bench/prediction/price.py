@@ -200,8 +200,7 @@ def facts(traced: Trace) -> Counter:
 
 
 def steps(config: GPT2Config, chip: Chip) -> dict[str, Step]:
-    """A training step by torch, by torch.compile, converted, with its additions in the norms by the conversion or by an
-    edit, and converted and compiled."""
+    """A training step by torch, by torch.compile, converted, converted with ``fuse_residuals``, and converted and compiled."""
 
     def made(traced: list[Trace], ops_of: Callable[[list[Op]], list[Op]], host_us: float) -> Step:
         found = whole(facts, config, traced)
@@ -214,8 +213,7 @@ def steps(config: GPT2Config, chip: Chip) -> dict[str, Step]:
     found = {"torch eager": made(torchs, list, HOST_US), "torch.compile": made(torchs, fused, 0.0)}
     ours = {
         "converted": made(traces(config, True), list, HOST_US),
-        "fuse_residuals": made(traces(config, True, fused=True, split=False), list, HOST_US),
-        "fused norms": made(traces(config, True, fused=True), list, HOST_US),
+        "fuse_residuals": made(traces(config, True, fused=True), list, HOST_US),
         "compiled": made(traces(config, True, shadowed=False), fused, 0.0),  # a compiled forward casts the weights
     }
     for each in ours.values():

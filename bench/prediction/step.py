@@ -21,20 +21,18 @@ def step(
     converted: bool,
     shadowed: bool = True,
     fused: bool = False,
-    split: bool = True,
 ) -> Callable[[], Callable]:
     """The function that `trace` builds: a step of the model with so many layers. The converted one has its loss from
-    ``ak.linear_cross_entropy``, if ``shadowed`` its weights in 16 bits from the optimizer's shadows, and if ``fused`` the
-    additions to the residual stream within the norms behind them, and if not ``split`` as ``fuse_residuals`` makes them,
-    without that edit. Its update is not in the trace: two passes over flat lists,
-    priced by their bytes."""
+    ``ak.linear_cross_entropy``, if ``shadowed`` its weights in 16 bits from the optimizer's shadows, and if ``fused`` an
+    edited forward that runs the ops of ``fuse_residuals``. Its update is not in the trace: two passes over flat lists, priced
+    by their bytes."""
 
     def build():
         with _disable_current_modes(), torch.device("meta"):
             model = GPT2(config, layers)
             if converted:
                 model = ak.convert(model)
-                model.fused_loss, model.fused_norms, model.split = True, fused, split
+                model.fused_loss, model.fused_norms = True, fused
         for module in model.modules():  # now with values that nobody holds
             for name, p in module._parameters.items():
                 if p is not None:

@@ -91,16 +91,14 @@ class Block(nn.Module):
     def _dropped(self, branch: torch.Tensor) -> torch.Tensor:
         return branch if self.dropout is None else self.dropout(branch)
 
-    def forward_fused(
-        self, branch: torch.Tensor | None, stream: torch.Tensor, split: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_fused(self, branch: torch.Tensor | None, stream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The same without dropout, where each norm makes the addition in front of it: the last branch, and the stream that it is
         still to be added to."""
         if branch is None:
             y = self.attention_norm(stream)
         else:
             y, stream = self.attention_norm(branch, residual=stream)
-        y, stream = self.mlp_norm(self.attention(y, split), residual=stream)
+        y, stream = self.mlp_norm(self.attention(y, split=True), residual=stream)
         return self.mlp(y), stream
 
 
@@ -159,7 +157,6 @@ class GPT2(nn.Module):
         self.blocks = nn.Sequential(*(Block(config.width, config.heads) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(config.width), nn.Linear(config.width, WORDS, bias=False)
         self.fused_loss = self.fused_norms = False  # which take this package's head with loss, and its norms
-        self.split = True  # q, k and v, where the norms are fused
         self.head_loss = None  # another library's function of rows, weight and targets
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -177,5 +174,5 @@ class GPT2(nn.Module):
         """The blocks and the last norm, where the norms make the additions."""
         branch = None
         for block in self.blocks:
-            branch, stream = block.forward_fused(branch, stream, self.split)
+            branch, stream = block.forward_fused(branch, stream)
         return self.norm(branch, residual=stream)[0]

@@ -11,7 +11,7 @@ using FastCall = PyObject*(PyObject*, PyObject* const* args, Py_ssize_t count);
 FastCall linear;
 /// matmul(a, b)
 FastCall matmul;
-/// norm(x, shape, weight, bias, eps, centred)
+/// norm(x, shape, weight, bias, eps, centred, residual): the norm, or with a residual the pair of the norm and the sum.
 FastCall norm;
 /// softmax(x, dim, log)
 FastCall softmax;

@@ -48,14 +48,16 @@ struct ProductNode : FormulaNode {
     return {types, at::IntArrayRef(a_shape), dtype_name(compute_type), name_of(activation)};
   }
 
-  bool takes(const Tensor& grad) const override { return is_plain(grad) && grad.scalar_type() == compute_type; }
+  bool takes(const variable_list& grads) const override {
+    return is_alone(grads) && is_plain(grads[0]) && grads[0].scalar_type() == compute_type;
+  }
 
   // Nothing if a size is too large for the kernels.
-  variable_list plainly(const Tensor& grad, const variable_list& saved) override {
+  variable_list plainly(const variable_list& grads, const variable_list& saved) override {
     const Tensor &a16 = saved[0], &b16 = saved[1], &preact = saved[2];
     variable_list result(input_types.size());
     const bool needs_bias = result.size() > 2 && task_should_compute_output(2);
-    const auto [dz, sums] = preactivation_gradient(grad, preact, activation, needs_bias);
+    const auto [dz, sums] = preactivation_gradient(grads[0], preact, activation, needs_bias);
     if (task_should_compute_output(0)) {
       const Matrix b(b16);
       result[0] = multiply(dz, transposed ? b : b.t(), input_types[0], a_shape);

@@ -74,8 +74,8 @@ struct LossNode : FormulaNode {
     return {loss.ignore_index, loss.is_mean, loss.label_smoothing, loss.z_loss};
   }
 
-  variable_list plainly(const Tensor& grad_loss, const variable_list& saved) override {
-    const float factor = grad_loss.item<float>();
+  variable_list plainly(const variable_list& grads, const variable_list& saved) override {
+    const float factor = grads[0].item<float>();
     const Tensor &of = saved[0], &target = saved[1];
     if (target.defined()) {
       const Tensor grad = empty_cpu(of.sizes(), of.scalar_type());

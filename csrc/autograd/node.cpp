@@ -52,11 +52,12 @@ variable_list traced(const variable_list& grads, const std::vector<c10::IValue>&
   return by_formula(*functions[args[0].toInt()], grads, saved, args[1].toBoolList().vec(), {options, tensors});
 }
 
-bool is_alone(const variable_list& grads) {
-  return std::none_of(grads.begin() + 1, grads.end(), [](const Tensor& grad) { return grad.defined(); });
-}
-
 }  // namespace
+
+bool is_alone(const variable_list& grads) {
+  const auto defined = [](const Tensor& grad) { return grad.defined(); };
+  return defined(grads[0]) && std::none_of(grads.begin() + 1, grads.end(), defined);
+}
 
 void FormulaNode::release_variables() {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -70,18 +71,21 @@ std::vector<bool> FormulaNode::needs() const {
 }
 
 variable_list FormulaNode::apply(variable_list&& grads) {
-  const std::lock_guard<std::mutex> lock(mutex_);
   variable_list saved;
   saved.reserve(saved_.size());
-  const auto self = getptr();
-  for (const Saved& each : saved_) saved.push_back(each.variable.unpack(self));
-  const bool is_first_alone = is_alone(grads);
-  if (is_first_alone && !grads[0].defined()) return variable_list(num_outputs());
-  if (is_first_alone && !torch::autograd::GradMode::is_enabled() && nothing_between() && takes(grads[0])) {
+  {
+    const std::lock_guard<std::mutex> lock(
+        mutex_);  // not for longer: a formula may get here again, from a saved output
+    const auto self = getptr();
+    for (const Saved& each : saved_) saved.push_back(each.variable.unpack(self));
+  }
+  if (std::none_of(grads.begin(), grads.end(), [](const Tensor& grad) { return grad.defined(); }))
+    return variable_list(num_outputs());
+  if (!torch::autograd::GradMode::is_enabled() && nothing_between() && takes(grads)) {
     try {
       const at::AutoDispatchBelowADInplaceOrView below;
       const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-      variable_list found = plainly(grads[0], saved);
+      variable_list found = plainly(grads, saved);
       if (!found.empty()) return found;
     } catch (const std::exception&) {  // mostly out of memory, which the formula reports better
     }

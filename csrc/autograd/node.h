@@ -25,6 +25,9 @@ auto hold(T* node) {
     return c10::intrusive_ptr<T>::unsafe_steal_from_new(node);
 }
 
+// True if only the first gradient is there.
+bool is_alone(const variable_list& grads);
+
 // Computes gradients with the kernels if the backward is plain too. A recorded backward (create_graph=True), one under
 // a mode and one in compiled autograd's graph run the function's Python formula on the saved tensors.
 class FormulaNode : public torch::autograd::Node {
@@ -44,10 +47,10 @@ class FormulaNode : public torch::autograd::Node {
                                  torch::dynamo::autograd::SwapSavedVariables& swapped) override;
 
  protected:
-  // True if the kernels take this gradient of the first output; the other outputs have none.
-  virtual bool takes(const Tensor& grad) const { return is_narrow_on_cpu(grad); }
+  // True if the kernels take these gradients of the outputs, some of which may be undefined. Here: of the first alone.
+  virtual bool takes(const variable_list& grads) const { return is_alone(grads) && is_narrow_on_cpu(grads[0]); }
   // A gradient per input, unrecorded; none at all if the kernels do not serve this machine.
-  virtual variable_list plainly(const Tensor& grad, const variable_list& saved) = 0;
+  virtual variable_list plainly(const variable_list& grads, const variable_list& saved) = 0;
   // The formula's arguments after gradients, saved tensors and needs_input_grad: bools, ints, floats, strings and
   // lists of them.
   virtual std::vector<c10::IValue> options() const = 0;

@@ -1,9 +1,11 @@
-// layer_norm and rms_norm without an addition in front. Specification: amp_kernels/ops/norm.py.
+// layer_norm and rms_norm, perhaps with an addition in front. Specification: amp_kernels/ops/norm.py.
 #include "norm/call.h"
 
 #include <ATen/record_function.h>
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include "autograd/functions.h"
 #include "autograd/node.h"
@@ -24,48 +26,68 @@ void round_to_gradient(const float* sums, const Tensor& gradient) {
   (void)cast(to_gradient, std::nullopt, nullptr, nullptr);
 }
 
-// Saves input, weight, bias and statistics of the rows.
-struct NormNode : FormulaNode {
-  int64_t covered;  // dimensions of the normalized shape
+struct Norm {
+  Tensor x, weight, bias, residual;  // all but x may be undefined
+  int64_t covered;                   // dimensions of the normalized shape
   double eps;
   bool centred;
+};
 
-  NormNode(const Tensor& x, const Tensor& weight, const Tensor& bias, int64_t dimensions, double epsilon, bool is_layer)
-      : FormulaNode(norm_function, torch::autograd::collect_next_edges(x, weight, bias)),
-        covered(dimensions),
-        eps(epsilon),
-        centred(is_layer) {}
+// Its outputs are the norm and, with a residual, the sum. Saves x or the sum, weight, bias and statistics of the rows.
+struct NormNode : FormulaNode {
+  int64_t covered;
+  double eps;
+  bool centred;
+  ScalarType x_type;
 
-  std::vector<c10::IValue> options() const override { return {covered, eps, centred}; }
+  explicit NormNode(const Norm& n)
+      : FormulaNode(norm_function, n.residual.defined()
+                                       ? torch::autograd::collect_next_edges(n.x, n.weight, n.bias, n.residual)
+                                       : torch::autograd::collect_next_edges(n.x, n.weight, n.bias)),
+        covered(n.covered),
+        eps(n.eps),
+        centred(n.centred),
+        x_type(n.x.scalar_type()) {}
 
-  variable_list plainly(const Tensor& grad_in, const variable_list& saved) override {
+  std::vector<c10::IValue> options() const override { return {covered, eps, centred, dtype_name(x_type)}; }
+
+  bool takes(const variable_list& grads) const override {
+    return grads[0].defined() &&
+           std::all_of(grads.begin(), grads.end(), [](const Tensor& g) { return !g.defined() || is_narrow_on_cpu(g); });
+  }
+
+  variable_list plainly(const variable_list& grads, const variable_list& saved) override {
     RECORD_FUNCTION("amp_kernels::norm_backward", c10::ArrayRef<const c10::IValue>{});
+    const bool has_residual = num_outputs() > 3;
     const Tensor &weight = saved[1], &bias = saved[2], &mean = saved[3], &rstd = saved[4];
-    const auto grad = dense(grad_in), x = dense(saved[0]), scale = dense(weight);
+    const auto grad = dense(grads[0]), x = dense(saved[0]), scale = dense(weight);
+    const auto grad_sum = dense(has_residual ? grads[1] : Tensor());
+    const bool needs_x = task_should_compute_output(0), needs_residual = has_residual && task_should_compute_output(3);
     const bool needs_weight = task_should_compute_output(1), needs_bias = task_should_compute_output(2);
     const int parameters = needs_bias ? 2 : needs_weight ? 1 : 0;
     const int64_t rows = rstd.numel(), columns = x->numel() / rows;
-    const Tensor grad_x = empty_cpu(x->sizes(), x->scalar_type());
     const auto gradient = [](bool needed, const Tensor& of) {
       return needed ? empty_cpu(of.sizes(), of.scalar_type()) : Tensor();
     };
+    const Tensor grad_in = empty_cpu(x->sizes(), x->scalar_type());
+    const Tensor branch = needs_x && x_type != x->scalar_type() ? empty_cpu(x->sizes(), x_type) : Tensor();
     const Tensor grad_weight = gradient(needs_weight, weight), grad_bias = gradient(needs_bias, bias);
     const RowNumbers sums(/*kept=*/false, {parameters, columns});
     (void)norm_backward({.grad = grad->const_data_ptr(),
                          .x = x->const_data_ptr(),
                          .weight = address_of(*scale),
-                         .grad_sum = nullptr,
+                         .grad_sum = address_of(*grad_sum),
                          .mean = static_cast<const float*>(address_of(mean)),
                          .rstd = static_cast<const float*>(rstd.const_data_ptr()),
-                         .out = grad_x.mutable_data_ptr(),
-                         .branch = nullptr,
+                         .out = grad_in.mutable_data_ptr(),
+                         .branch = branch.defined() ? branch.mutable_data_ptr() : nullptr,
                          .slots = nullptr,
                          .sums = sums.data(),
                          .grad_type = type_of(*grad),
                          .x_type = type_of(*x),
                          .weight_type = type_of(*scale),
-                         .grad_sum_type = DType::kFloat32,
-                         .branch_type = DType::kFloat32,
+                         .grad_sum_type = type_of(*grad_sum),
+                         .branch_type = type_of(branch),
                          .rows = rows,
                          .columns = static_cast<int>(columns),
                          .parameters = parameters,
@@ -73,55 +95,64 @@ struct NormNode : FormulaNode {
                         nullptr);
     round_to_gradient(sums.data(), grad_weight);
     round_to_gradient(sums.data() + columns, grad_bias);
-    return {task_should_compute_output(0) ? grad_x : Tensor(), grad_weight, grad_bias};
+    variable_list found{branch.defined() ? branch : needs_x ? grad_in : Tensor(), grad_weight, grad_bias};
+    if (has_residual) found.push_back(needs_residual ? grad_in : Tensor());
+    return found;
   }
 };
 
-bool fits(const Tensor& parameter, at::IntArrayRef shape) {
-  return !parameter.defined() ||
-         (is_narrow_on_cpu(parameter) && parameter.sizes().equals(shape) && has_own_grad_dtype(parameter));
+bool fits(const Tensor& t, at::IntArrayRef shape) {
+  return !t.defined() || (is_narrow_on_cpu(t) && t.sizes().equals(shape) && has_own_grad_dtype(t));
 }
 
-Tensor run(const Tensor& x, at::IntArrayRef shape, const Tensor& weight, const Tensor& bias, double eps, bool centred) {
-  const int64_t covered = static_cast<int64_t>(shape.size());
-  if (covered == 0 || x.dim() < covered || x.numel() == 0) return {};
-  if (!x.sizes().slice(static_cast<size_t>(x.dim() - covered)).equals(shape)) return {};
-  if (!fits(weight, shape) || !fits(bias, shape)) return {};
-  const bool recorded = is_recorded(x, weight, bias);
-  const int64_t columns = c10::multiply_integers(shape), rows = x.numel() / columns;
-  const ScalarType type = result_type(x.scalar_type());
-  if (!is_narrow(type) || columns > kMaxColumns) return {};
-  const Tensor y = empty_cpu(x.sizes(), type);
-  const RowNumbers mean(recorded, {centred ? rows : 0}), rstd(recorded, {rows});
+// True if the kernels take these, of which x is plain.
+bool is_plain_norm(const Norm& n, at::IntArrayRef shape) {
+  const at::IntArrayRef sizes = n.x.sizes();
+  return n.covered > 0 && n.x.dim() >= n.covered && n.x.numel() > 0 &&
+         sizes.slice(static_cast<size_t>(n.x.dim() - n.covered)).equals(shape) && fits(n.weight, shape) &&
+         fits(n.bias, shape) && fits(n.residual, sizes) && c10::multiply_integers(shape) <= kMaxColumns;
+}
+
+// The norm and the sum, the latter undefined without a residual; both undefined where the call is not plain.
+std::pair<Tensor, Tensor> run(const Norm& n, at::IntArrayRef shape) {
+  if (!is_plain_norm(n, shape)) return {};
+  const bool recorded = is_recorded(n.x, n.weight, n.bias, n.residual), has_residual = n.residual.defined();
+  const int64_t columns = c10::multiply_integers(shape), rows = n.x.numel() / columns;
+  const ScalarType own = (has_residual ? n.residual : n.x).scalar_type(), type = result_type(own);
+  if (!is_narrow(type)) return {};
+  const Tensor y = empty_cpu(n.x.sizes(), type), sum = has_residual ? empty_cpu(n.x.sizes(), own) : Tensor();
+  const RowNumbers mean(recorded, {n.centred ? rows : 0}), rstd(recorded, {rows});
   {
     RECORD_FUNCTION("amp_kernels::norm_forward", c10::ArrayRef<const c10::IValue>{});
-    const auto from = dense(x), scale = dense(weight), shift = dense(bias);
+    const auto from = dense(n.x), scale = dense(n.weight), shift = dense(n.bias), stream = dense(n.residual);
     (void)norm_forward({.x = from->const_data_ptr(),
-                        .residual = nullptr,
+                        .residual = address_of(*stream),
                         .weight = address_of(*scale),
                         .bias = address_of(*shift),
-                        .sum = nullptr,
+                        .sum = has_residual ? sum.mutable_data_ptr() : nullptr,
                         .y = y.mutable_data_ptr(),
-                        .mean = centred ? mean.data() : nullptr,
+                        .mean = n.centred ? mean.data() : nullptr,
                         .rstd = rstd.data(),
-                        .x_type = type_of(x),
-                        .residual_type = DType::kFloat32,
+                        .x_type = type_of(n.x),
+                        .residual_type = type_of(*stream),
                         .weight_type = type_of(*scale),
                         .bias_type = type_of(*shift),
                         .y_type = dtype_of(type),
                         .rows = rows,
                         .columns = static_cast<int>(columns),
-                        .eps = static_cast<float>(eps),
+                        .eps = static_cast<float>(n.eps),
                         .mask = {}},
                        nullptr);
   }
-  if (!recorded) return y;
-  const auto node = hold(new NormNode(x, weight, bias, covered, eps, centred));
-  for (const Tensor* saved : {&x, &weight, &bias}) node->save(*saved);
-  node->save(centred ? mean.tensor() : Tensor());
-  node->save(rstd.tensor());
+  if (!recorded) return {y, sum};
+  const auto node = hold(new NormNode(n));
   torch::autograd::set_history(y, node);
-  return y;
+  if (has_residual) torch::autograd::set_history(sum, node);
+  node->save(has_residual ? sum : n.x, /*is_output=*/has_residual);
+  for (const Tensor* saved : {&n.weight, &n.bias}) node->save(*saved);
+  node->save(n.centred ? mean.tensor() : Tensor());
+  node->save(rstd.tensor());
+  return {y, sum};
 }
 
 // An int, or a tuple or list of ints.
@@ -145,19 +176,30 @@ std::optional<at::DimVector> sizes_of(PyObject* object) {
 
 PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  if (count != 6 || !is_tensor(args[0]) || !is_tensor_or_none(args[2]) || !is_tensor_or_none(args[3]) ||
-      !PyFloat_Check(args[4]))
+  if (count != 7 || !is_tensor(args[0]) || !is_tensor_or_none(args[2]) || !is_tensor_or_none(args[3]) ||
+      !PyFloat_Check(args[4]) || !is_tensor_or_none(args[6]))
     Py_RETURN_NONE;
   const Tensor& x = THPVariable_Unpack(args[0]);
   if (!is_plain_input(x)) Py_RETURN_NONE;
   const std::optional<at::DimVector> shape = sizes_of(args[1]);
   if (!shape) Py_RETURN_NONE;
-  return wrapped_or_none(
-      [&, eps = PyFloat_AsDouble(args[4]), centred = args[5] == Py_True] {
-        return run(x, *shape, optional_tensor(args[2]).value_or(Tensor()), optional_tensor(args[3]).value_or(Tensor()),
-                   eps, centred);
+  const auto tensor = [&](Py_ssize_t i) { return optional_tensor(args[i]).value_or(Tensor()); };
+  const Norm n{x,
+               tensor(2),
+               tensor(3),
+               tensor(6),
+               static_cast<int64_t>(shape->size()),
+               PyFloat_AsDouble(args[4]),
+               args[5] == Py_True};
+  Tensor sum;
+  PyObject* const y = wrapped_or_none(
+      [&] {
+        Tensor found;
+        std::tie(found, sum) = run(n, *shape);
+        return found;
       },
       x.numel() <= kBriefly);
+  return sum.defined() ? Py_BuildValue("(NN)", y, THPVariable_Wrap(std::move(sum))) : y;
   END_HANDLE_TH_ERRORS
 }
 

@@ -21,9 +21,9 @@ struct SoftmaxNode : FormulaNode {
 
   std::vector<c10::IValue> options() const override { return {log}; }
 
-  variable_list plainly(const Tensor& grad_in, const variable_list& saved) override {
+  variable_list plainly(const variable_list& grads, const variable_list& saved) override {
     RECORD_FUNCTION("amp_kernels::softmax_rows_backward", c10::ArrayRef<const c10::IValue>{});
-    const auto grad = dense(grad_in), of = dense(saved[0]);
+    const auto grad = dense(grads[0]), of = dense(saved[0]);
     const Tensor grad_x = empty_cpu(of->sizes(), input_type);
     const int64_t columns = of->size(-1);
     (void)softmax_rows_backward({.grad = grad->const_data_ptr(),

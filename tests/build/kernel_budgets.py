@@ -107,19 +107,17 @@ BUDGETS = {
         why="7 ways to keep a weight, each with and without momentum (two of the latter have 48 bytes to read); 80 registers "
             "let 3 blocks of 256 share an SM"),
     "update_kernel<Muon, true>": Budget(registers=80, shared=0, blocks=3, wide_loads=9 * (7 + 5) - 2, in_flight=96, ways=9,
-        spilled={"sm_120": ("Muon", 8)},
         why="with extras: 9 ways to keep a weight, each with and without momentum, and two words of the average; two loads "
-            "serve two ways; two words are in local memory on sm_120"),
+            "serve two ways; 80 registers hold no addresses, which come from the arguments for each vector"),
     "update_kernel<Lion, false>": Budget(registers=80, shared=0, blocks=3, wide_loads=7 * 5, in_flight=80, ways=7,
         why="7 ways to keep a weight, each loading two words of the gradient and of the moment and one or two of the "
             "weight; 80 registers let 3 blocks of 256 share an SM"),
     "update_kernel<Lion, true>": Budget(registers=128, shared=0, blocks=2, wide_loads=9 * 7, in_flight=112, ways=9,
         why="with extras: 9 ways to keep a weight, and two words of the average"),
     "update8_kernel<AdamW>": Budget(registers=128, shared=0, blocks=2,
-        spilled={"sm_100": ("AdamW", 8), "sm_120": ("AdamW", 8)},
         opcodes={"FFMA.RZ": 5 * 8, "SHFL.BFLY": 5 * 2},
-        why="moments in 8 bits: eight elements of a thread, with and without a third moment, and in a plain form; two words "
-            "are in local memory on Blackwell; two blocks of 256 share an SM"),
+        why="moments in 8 bits: eight elements of a thread, with and without a third moment, and in a plain form; two blocks of "
+            "256 share an SM"),
     "update8_kernel<Sgd>": Budget(registers=128, shared=0, blocks=2, opcodes={"FFMA.RZ": 8, "SHFL.BFLY": 2}, why="as AdamW's"),
     "update8_kernel<Muon>": Budget(registers=128, shared=0, blocks=2, opcodes={"FFMA.RZ": 8, "SHFL.BFLY": 2}, why="as AdamW's"),
     "update8_kernel<Lion>": Budget(registers=128, shared=0, blocks=2, opcodes={"FFMA.RZ": 8, "SHFL.BFLY": 2}, why="as AdamW's"),

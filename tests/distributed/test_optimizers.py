@@ -127,22 +127,25 @@ def keys_of_pieces():
     for shape, dim in zip(cases, dims, strict=True):
         param = distribute_tensor(torch.ones(shape), everyone(), [Shard(dim)])
         keys.append(random_place(param, 3, 7, None))
-    both = distribute_tensor(torch.ones(8, 3, 64), grid(), [Shard(0), Shard(2)])
-    return [*keys, random_place(both, 3, 7, None)]
+    for dims in ((0, 2), (1, 2)):
+        param = distribute_tensor(torch.ones(8, 4, 64), grid(), [Shard(dim) for dim in dims])
+        keys.append(random_place(param, 3, 7, None))
+    return keys
 
 
 def test_pieces_never_share_random_bits(ranks):
     """Index, width and pitch: pieces with a part of a block count as further parameters, and others begin with their first block.
     Pieces within rows that count have no piece with the parameter's own index."""
     found = list(zip(*ranks.run(keys_of_pieces, world=4), strict=True))
-    apart, blocks, columns, narrow, matrices, last, both = found
+    apart, blocks, columns, narrow, matrices, last, both, boxes = found
     assert apart == tuple((3 + 7 * rank, 0, 0) for rank in range(4))
     assert blocks == tuple((3 + (rank << 32), 0, 0) for rank in range(4))
     assert columns == tuple((3 + (rank << 32), 32, 128) for rank in range(4))
     assert narrow == tuple((3 + 7 * (rank + 1), 0, 0) for rank in range(4))
     assert matrices == tuple((3 + (2 * rank << 32), 64, 256) for rank in range(4))
     assert last == tuple((3 + (2 * rank << 32), 64, 256) for rank in range(4))
-    assert both == tuple((3 + (24 * (rank // 2) + rank % 2 << 32), 32, 64) for rank in range(4))
+    assert both == tuple((3 + (32 * (rank // 2) + rank % 2 << 32), 32, 64) for rank in range(4))
+    assert boxes == narrow
 
 
 def cut_blocks():

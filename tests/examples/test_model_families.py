@@ -14,6 +14,7 @@ import torchvision.models as vision
 import transformers
 
 import amp_kernels as ak
+from amp_kernels.ops import _linear
 
 STEPS = 20
 FLOOR = 2.0**-21
@@ -24,9 +25,9 @@ SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "nu
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def gpt2():
+def gpt2(width=32):
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    sizes = {"n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    sizes = {"n_positions": 16, "n_embd": width, "n_layer": 2, "n_head": 4}
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**TEXT, **sizes, **no_dropout, loss_type="ForCausalLM"))
 
 
@@ -280,3 +281,29 @@ def test_norms_make_the_additions(family, op_calls):
     logits, *same = map(torch.equal, *found)
     assert logits
     assert all(same) or family is swin  # the gradient of its stream, which has 16 bits, is rounded once less
+
+
+def phi3():
+    sizes = SIZES | {"hidden_size": 64, "num_key_value_heads": 4, "resid_pdrop": 0.0}
+    return transformers.Phi3ForCausalLM(transformers.Phi3Config(**TEXT, **sizes))
+
+
+@pytest.mark.own_backend
+@pytest.mark.parametrize(("family", "read"), [(lambda: gpt2(64), 2), (phi3, 4), (llama, 0)])  # with the MLPs of Phi-3
+def test_gradients_of_pieces_are_read_in_place(family, read, monkeypatch):
+    calls, own = [], _linear._gradients_of_pieces
+    monkeypatch.setattr(_linear, "_gradients_of_pieces", lambda *args: calls.append(args) or own(*args))
+    torch.manual_seed(0)
+    plain = ak.convert(family())
+    ours = ak.convert(copy.deepcopy(plain), fuse_residuals=True)
+    call, found = next(batches(llama)), []
+    with ak.backend("emulate"):
+        for model in (plain, ours, ours):
+            calls.clear()
+            model.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                logits, loss = call(model)
+            loss.backward()
+            found.append((logits, *(p.grad for p in model.parameters() if p.ndim == 2)))
+    assert len(calls) == read
+    assert all(map(torch.equal, found[0], found[2]))

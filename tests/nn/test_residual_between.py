@@ -108,6 +108,7 @@ def test_successors_are_copied_pickled_and_reverted(fused):
         assert fused() == 10
     ak.revert(ours)
     assert [vars(block).keys() for block in ours.blocks] == [vars(GPT()).keys()] * 3
+    assert [vars(block.ln_1).keys() for block in ours.blocks] == [vars(GPT().ln_1).keys()] * 3
 
 
 def test_nothing_waits_after_the_tensor_is_gone(fused):

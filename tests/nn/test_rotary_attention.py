@@ -74,7 +74,29 @@ class LooksAtItsQueries(Attention):
         normed = self.q_norm(self.q_proj(x).view(shape))
         q, k = normed.transpose(1, 2), self.k_norm(self.k_proj(x).view(shape)).transpose(1, 2)
         q, k = apply_rotary_pos_emb(q, k, *angles)
-        return (q + normed.transpose(1, 2).square() + normed.mean()) @ k.mT
+        return (q + normed.transpose(1, 2).square() + normed.transpose(2, 3).mean()) @ k.mT
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad * ctx.saved_tensors[0]
+
+
+class GoesToAFunction(Attention):
+    """Past the functions that a subclass of Tensor sees."""
+
+    def forward(self, x, angles):
+        shape = (*x.shape[:-1], -1, WIDTH)
+        q = self.q_norm(self.q_proj(x).view(shape)).transpose(1, 2)
+        return apply_rotary_pos_emb(Squared.apply(q), self.k_norm(self.k_proj(x).view(shape)).transpose(1, 2), *angles)[
+            0
+        ]
 
 
 class Keeps(Attention):
@@ -165,6 +187,33 @@ def test_a_dtype_that_the_op_would_not_return_is_left_to_the_model(calls):
     with torch.autocast("cpu", torch.bfloat16):
         half[1](X, ANGLES)
     assert len(calls) == 1
+
+
+def test_a_function_past_python_gets_no_wrong_gradient():
+    plain, ours = pair(GoesToAFunction)
+    with torch.no_grad():
+        torch.testing.assert_close(plain(X, ANGLES), ours(X, ANGLES), rtol=1e-5, atol=1e-5)
+    with pytest.raises(RuntimeError, match="queries or keys went to an autograd"):
+        ours(X, ANGLES).sum().backward()
+
+
+class Looks(Attention):
+    def forward(self, x, angles):
+        q = self.q_norm(self.q_proj(x).float().view(*x.shape[:-1], -1, WIDTH))
+        self.seen = [q.shape, q.ndim, q.device, q.dtype, q.stride(), q.requires_grad, q.isnan().any().item()]
+        return q
+
+
+def test_a_norm_that_is_not_made_yet_says_what_it_will_be():
+    """In autocast the norm of fp32 has 16 bits."""
+    plain = Looks()
+    ours = copy.deepcopy(ak.convert(plain))
+    ours._modules["q_norm"] = module._LazyNorm(ours.q_norm)
+    with torch.autocast("cpu", torch.bfloat16):
+        results = [model(X, ANGLES) for model in (plain, ours)]
+    assert plain.seen == ours.seen
+    assert torch.equal(*results)
+    assert not vars(results[1]).keys() & set(dir(torch.Tensor))
 
 
 def test_another_formula_stays(monkeypatch):

@@ -25,6 +25,8 @@ FUNCTIONS = {
     "layer_norm": lambda x, weight, bias: ak.layer_norm(x, 50, weight, bias),
     "layer_norm of a part": lambda x, weight, bias: ak.layer_norm(x.view(4, 5, 10)[:, 1:], [4, 10]),
     "rms_norm": lambda x, weight, bias: ak.rms_norm(x, (50,), weight),
+    "norm of a sum": lambda x, weight, bias: ak.layer_norm(x, 50, weight, bias, residual=x.float().flip(0))[0],
+    "sum of a norm": lambda x, weight, bias: ak.rms_norm(x, 50, weight, residual=2 * x.detach())[1],
     "softmax": lambda x, *_: ak.softmax(x.view(2, 2, 50), -1),
     "softmax of columns": lambda x, *_: ak.softmax(x.t(), 1),
     "log_softmax": lambda x, *_: ak.log_softmax(x, 1),
@@ -53,7 +55,7 @@ def results(name, arguments, under_autocast):
         if name not in ONCE:
             grads = torch.autograd.grad((out.float() ** 2 * weights).sum(), wanted, create_graph=True, **options)
             total = sum(g.float().square().sum() for g in grads if g is not None)
-            found += [*grads, *torch.autograd.grad(total, wanted, retain_graph=True, **options)]
+            found += [*grads, *(torch.autograd.grad(total, wanted, retain_graph=True, **options) if total else ())]
         for again in (True, False):
             found += torch.autograd.grad((out.float() * weights).sum(), wanted, retain_graph=again, **options)
     return found, out
@@ -80,6 +82,84 @@ def test_bits_of_python(name, under_autocast, requires):
             assert a is None or (a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b))
 
 
+def of_sum(arguments, used, under_autocast):
+    """Norm and sum, gradients of those of them that are used, and gradients of gradients."""
+    x, weight, bias, residual = arguments = [t.detach().clone().requires_grad_(t.requires_grad) for t in arguments]
+    with autocast() if under_autocast else contextlib.nullcontext():
+        outputs = ak.layer_norm(x, (5, 10), weight, bias, residual=residual)
+    wanted = [t for t in arguments if t.requires_grad]
+    found = [out.detach() for out in outputs]
+    loss = sum(
+        (out.float() ** 2 * torch.linspace(-1, 3, 200).view(4, 5, 10)).sum()
+        for out, use in zip(outputs, used, strict=True)
+        if use
+    )
+    if wanted and loss.requires_grad:
+        options = {"allow_unused": True, "retain_graph": True}
+        found += torch.autograd.grad(loss, wanted, **options)
+        grads = torch.autograd.grad(loss, wanted, create_graph=True, **options)
+        found += grads
+        total = sum(g.float().square().sum() for g in grads if g is not None and g.requires_grad)
+        found += torch.autograd.grad(total, wanted, **options) if torch.is_tensor(total) else []
+    return found, outputs
+
+
+@pytest.mark.parametrize(
+    "requires",
+    [(True,) * 4, (True, False, False, False), (False, True, False, True), (False, True, True, False), (False,) * 4],
+)
+@pytest.mark.parametrize("used", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("under_autocast", [False, True])
+def test_bits_of_python_with_a_residual(under_autocast, used, requires):
+    for dtypes in (
+        (BF16, FP32, FP32, FP32),
+        (FP16, FP16, FP16, FP16),
+        (FP32, FP32, BF16, BF16),
+        (FP32, BF16, FP32, FP32),
+    ):
+        shapes = (4, 5, 10), (5, 10), (5, 10), (4, 5, 10)
+        arguments = [
+            normal(*shape, dtype=dtype, seed=i, grad=grad)
+            for i, (shape, dtype, grad) in enumerate(zip(shapes, dtypes, requires, strict=True))
+        ]
+        ours, outputs = of_sum(arguments, used, under_autocast)
+        assert not outputs[0].requires_grad or all(map(in_cpp, outputs))
+        with nodes.refused():
+            theirs, python = of_sum(arguments, used, under_autocast)
+        assert not any(out.requires_grad and in_cpp(out) for out in python)
+        for a, b in zip(ours, theirs, strict=True):
+            assert (a is None) == (b is None)
+            assert a is None or (a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b))
+
+
+def test_what_is_not_plain_about_a_residual_is_pythons():
+    x, weight, residual = (
+        normal(4, 50, dtype=BF16, grad=True),
+        normal(50, dtype=BF16),
+        normal(4, 50, dtype=BF16, grad=True),
+    )
+    assert in_cpp(ak.rms_norm(x, 50, weight, residual=residual)[0])
+    assert in_cpp(ak.rms_norm(x[:, ::2], 25, residual=residual.t()[:25].t())[0])
+    wide = residual.detach().requires_grad_()
+    wide.grad_dtype = FP32
+    assert not in_cpp(ak.rms_norm(x, 50, weight, residual=wide)[0])
+    assert not in_cpp(ak.rms_norm(x, 50, weight, residual=residual, dropout_p=0.5)[0])
+    with pytest.raises(ValueError, match="residual has shape"):
+        ak.rms_norm(x, 50, weight, residual=residual[:1])
+    with pytest.raises(TypeError, match="residual"):
+        ak.rms_norm(x, 50, weight, residual=residual.double())
+    with pytest.raises(TypeError, match="residual"):
+        ak.rms_norm(x, 50, weight, residual=1.0)
+
+
+def test_a_sum_that_changed_is_an_error():
+    x, weight, residual = (normal(*shape, dtype=FP32, grad=True) for shape in ((4, 50), (50,), (4, 50)))
+    y, total = ak.rms_norm(x, 50, weight, residual=residual)
+    total.mul_(2)  # which records that, as for the sum of torch
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize(
     "surroundings", [lambda: ak.backend("reference"), lambda: torch.overrides.BaseTorchFunctionMode(), nodes.refused]
@@ -96,7 +176,7 @@ def test_other_surroundings_take_python_in_the_forward_and_in_the_backward(name,
     assert torch.allclose(grad, expected, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "softmax", "log_softmax", "cross_entropy"])
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "norm of a sum", "softmax", "log_softmax", "cross_entropy"])
 def test_compiled_autograd_traces_the_node(name):
     x, weight, bias = normal(4, 50, dtype=FP32, grad=True), normal(50, dtype=FP32, grad=True), normal(50, dtype=FP32)
     grads = []

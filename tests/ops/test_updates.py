@@ -215,17 +215,17 @@ BAD_LISTS = {
     "group": (row(2, 0, 0, 0, -1, 2), r"layout\[2\] names group -1"),
     "index": (row(2, 0, 0, 0, 0, -1), r"layout\[2\] has index -1; accepted: 0 to 9223372036854775807"),
     "width": (
-        row(4, 0, 1184, 4, 0, 4, rows=(48, 64)),
+        row(4, 0, 1120, 4, 0, 4, rows=(48, 64)),
         r"layout\[4\] has width 48 and pitch 64; accepted: multiples of 32",
     ),
     "pitch": (
-        row(4, 0, 1184, 4, 0, 4, rows=(64, 32)),
+        row(4, 0, 1120, 4, 0, 4, rows=(64, 32)),
         r"layout\[4\] has width 64 and pitch 32; .* of at most the pitch",
     ),
-    "no width": (row(4, 0, 1184, 4, 0, 4, rows=(0, 32)), r"layout\[4\] has width 0 and pitch 32; .* or 0 and 0"),
-    "far rows": (row(4, 0, 1184, 4, 0, 4, rows=(32, 2**34 + 32)), r"pitch 17179869216; .* a pitch of at most 2\^34"),
+    "no width": (row(4, 0, 1120, 4, 0, 4, rows=(0, 32)), r"layout\[4\] has width 0 and pitch 32; .* or 0 and 0"),
+    "far rows": (row(4, 0, 1120, 4, 0, 4, rows=(32, 2**34 + 32)), r"pitch 17179869216; .* a pitch of at most 2\^34"),
     "part of a row": (
-        row(4, 0, 1184, 4, 0, 4, rows=(32, 64)),
+        row(4, 0, 1120, 4, 0, 4, rows=(32, 64)),
         r"layout\[4\] has width 32 and 17003 elements; .* whole rows",
     ),
     "slot": (row(2, 0, 0, 5, 0, 2), r"params\[2\] needs 1 elements from element 5 of steps\[0\] on, which has 5"),

@@ -71,7 +71,7 @@ def exact_newton_schulz(u, count=5):
         {"ns_steps": 3, "ns_coefficients": (2.0, -1.5, 0.5), "eps": 1e-3},
     ],
 )
-def test_twenty_steps_beside_torch(options):
+def test_twenty_steps_against_torch(options):
     """Both round iterates to 16 bits: the weights stay within 1.5e-2 of the way that they travel. The momentum is exact."""
     ours, theirs, start = parameters(), parameters(), parameters()
     a, b = Muon(ours, lr=0.02, **options), torch.optim.Muon(theirs, lr=0.02, **options)

@@ -68,7 +68,7 @@ def done(work, device):
 
 @pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
 @pytest.mark.parametrize("chips", PAIRS, ids=str)
-def test_a_device_does_beside_another_what_it_does_alone(work, chips):
+def test_a_device_does_the_same_with_another_at_work(work, chips):
     devices = [torch.device("cuda", i) for i in range(2)]
     alone = []
     for chip in chips:

@@ -129,7 +129,7 @@ def test_sums_over_long_rows():
         torch.testing.assert_close(got, want, rtol=rtol, atol=2e-5)
 
 
-def test_rows_that_only_registers_hold_beside_the_next():
+def test_rows_that_only_registers_hold_with_the_next():
     """fp32 rows, of which shared memory has room for one; against float64."""
     it, generator = set_chip(90, 2), torch.Generator().manual_seed(0)
     it.seed = 0

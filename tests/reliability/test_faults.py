@@ -192,7 +192,7 @@ def test_gradients_that_were_kept_after_it():
     assert_same(after(twin), without())
 
 
-def test_another_loss_beside_unscaled_gradients_is_no_fault():
+def test_another_loss_with_unscaled_gradients_is_no_fault():
     """Two optimizers, one unscaled and clipped around the other's backward."""
     twin, other = started(), Twin()
     twin.backward(2)

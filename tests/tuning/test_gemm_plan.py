@@ -230,7 +230,7 @@ def test_a_long_k_of_odd_lines_goes_in_phases(chip):
     assert phased["microseconds"] < 1.4 * 2 * (64 + 147) * 802816 / dram, "far from the memory's rate"
 
 
-def test_phases_are_for_results_that_are_small_beside_the_operands():
+def test_phases_are_for_results_that_are_smaller_than_the_operands():
     odd = {"m_major_a": True, "n_major_b": True, "tma_a": False, "tma_b": False, "odd_operands": True}
     for m, n, k in itertools.product((9, 147, 1001), (11, 999), (33, 4100, 40_007)):
         plan = _host.plan_gemm(m, n, k, **odd, ld_a=m, ld_b=n)
@@ -269,7 +269,7 @@ def edges_of_c(case: gemm_cases.GemmCase) -> set[tuple]:
     return gemm_cases.edges_of_c(case, plan, CANDIDATES[plan["kernel"]][plan["tile"]])
 
 
-def test_the_gpu_tests_take_tiles_beside_c():
+def test_the_gpu_tests_take_tiles_outside_c():
     covered = set().union(*map(edges_of_c, gemm_cases.CASES))
     odd = tuple(size + 1 for size in SIZES_OF_CASES)
     for m, n, k in itertools.product(SIZES_OF_CASES, SIZES_OF_CASES + odd, (72, 1096, 4104)):

@@ -40,7 +40,7 @@ MUTANTS = [
     Mutant(CALL, "zero(t, zeroed);", "", "scratch is never zeroed"),
     # ---- activation_backward
     Mutant(ACTIVATION, "const Tensor g = torch::stable::contiguous(grad)", "const Tensor g = grad", "a gradient with gaps is taken as it is laid out"),
-    Mutant(ACTIVATION, "columns == 0 ? 0 : z.numel() / columns", "columns == 0 ? 0 : g.numel() / columns", "rows counted by the narrower tensor"),
+    Mutant(ACTIVATION, "columns == 0 ? 0 : z.numel() / columns", "columns == 0 ? 0 : g.numel() / columns", "rows counted by the narrower tensor", nth=2),
     Mutant(ACTIVATION, "dtype_of(g.scalar_type())", "dtype_of(z.scalar_type())", "the dtype of the gradient is that of z"),
     Mutant(ACTIVATION, "columns == 0 ? nullptr : column_slots", "columns == 0 ? nullptr : p.sums; column_slots", "the shares leave their sums in those of all"),
     # ---- GEMM: operands
