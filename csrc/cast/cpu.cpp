@@ -46,7 +46,8 @@ AK_EXPORT Status cast(std::span<const CastRef> casts, std::optional<uint64_t> se
   const auto count = static_cast<uint32_t>(step ? *step : 0.0f);
   for_each_chunk(make_chunks(casts), [&](int64_t, const Chunk& c) {
     const CastRef& cast = casts[static_cast<size_t>(c.tensor)];
-    if (seed) return cast_stochastic(cast, c.begin, c.end, {*seed, count, {0, static_cast<uint32_t>(c.tensor), 0, 0, 0}});
+    if (seed)
+      return cast_stochastic(cast, c.begin, c.end, {*seed, count, {0, static_cast<uint32_t>(c.tensor), 0, 0, 0}});
     cast_span(cast, c.begin, c.end);
   });
   return {};
