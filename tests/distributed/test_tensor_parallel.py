@@ -156,7 +156,7 @@ def check_refusals():
         TypeError, match=r"linear: a tensor of shape \[4, 8\] is plain among DTensors; accepted: DTensors"
     ):
         ak.linear(integers(4, 8), weight)
-    with pytest.raises(ValueError, match=r"linear: DTensors lie on .* and on .*; accepted: one mesh"):
+    with pytest.raises(ValueError, match=r"linear: DTensors are on .* and on .*; accepted: one mesh"):
         ak.linear(x, placed(integers(6, 8), Shard(0), Replicate(), mesh=grid()))
     with pytest.raises(TypeError, match=r"linear_cross_entropy: .* is a DTensor.*vocab_parallel_cross_entropy"):
         ak.linear_cross_entropy(x, weight, torch.zeros(4, dtype=torch.int64))

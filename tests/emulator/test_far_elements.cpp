@@ -5,6 +5,7 @@
 #include "activation/backward.cu"
 #include "activation/forward.cu"
 #include "cast/cast.cu"
+#include "column_sums/column_sums.cu"
 #include "dropout/dropout.cu"
 #include "embedding/accumulate.cu"
 #include "gemm/column_sums.cu"
