@@ -11,8 +11,8 @@ def drawn(cases: list, count: int, first: int = 0) -> list:
 
 
 def drawn_of_each_test(items: list, share: int = 0, most: int = 1) -> set:
-    """Of the cases of each test one in ``share``, and at least one; or if that is 0, at most ``most``. The first depends on the test, so
-    that no parameter is always its first value."""
+    """One in ``share`` of the cases of each test, and at least one; if ``share`` is 0, at most ``most`` of them. The first one depends on
+    the test, so that no parameter is always its first value."""
     tests: dict[str, list] = {}
     for item in items:
         tests.setdefault(item.nodeid.partition("[")[0], []).append(item)

@@ -108,7 +108,7 @@ def activation_backward(
         preact: the pre-activation, fp16, bf16 or fp32, any strides.
         activation: ``"none"``, ``"relu"``, ``"gelu"``, ``"gelu_tanh"`` or ``"silu"``: ``grad`` and ``preact`` have one
             shape; or ``"swiglu"``: ``grad`` is ``[..., F]``, ``preact`` ``[..., 2 F]``, gates before values.
-        bias_grad: whether to sum the rows of the result, too.
+        bias_grad: also sum the columns of the result: the gradient of a bias.
 
     Returns:
         A contiguous tensor of the shape and dtype of ``preact``. relu's derivative at 0 is 0, as in torch. With

@@ -1,6 +1,6 @@
 """Norms and skip decisions that ranks with pieces of one list of tensors agree on.
 
-Every square must count once, although a piece may be spread over several ranks (replicated dimensions of a mesh, a submesh, a
+Every square must count once, although several ranks may have a piece (replicated dimensions of a mesh, a submesh, a
 plain parameter among sharded ones): it counts on the first rank that has it. Who that is follows from meshes and
 placements, so nothing is communicated to find it out. One sum over the ranks of two numbers then decides for all of them.
 """

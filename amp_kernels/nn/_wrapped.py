@@ -1,4 +1,4 @@
-"""What others do to a module: hooks, and classes that torch.distributed derives from its class.
+"""Changes that others make to a module: hooks, and classes that torch.distributed derives from its class.
 
 ``fully_shard`` turns a Linear into an ``FSDPLinear`` with the bases ``FSDPModule`` and ``Linear``; ``replicate`` does the same. They add
 methods and hooks and keep the module's forward.

@@ -203,9 +203,8 @@ def _fuse_residuals(
 def _give_splits(modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.Module]) -> None:
     for _, module in modules:
         found = None if module in skipped else fused.operands(module)
-        if (
-            found and found[0].shape[0] > found[0].shape[1]
-        ):  # [out, in]; a branch's last layer gives its result to an addition
+        # More features out than in: the last layer of a branch, whose result goes to an addition, has no more.
+        if found and found[0].shape[0] > found[0].shape[1]:
             split.give_split(module)
 
 

@@ -36,9 +36,8 @@ class Split:
     """The sizes of a layer's pieces; none before its result was split for the first time."""
 
     sizes: tuple[int, ...] = ()
-    used: bool = field(
-        default=True, compare=False
-    )  # the last result was split; after one that was not, the layer is an ordinary one
+    #: The last result was split. After one that was not, the layer is an ordinary one.
+    used: bool = field(default=True, compare=False)
 
 
 def give_split(layer: torch.nn.Module) -> None:
@@ -102,8 +101,7 @@ class _Call:
 
     def indices(self, spans: Sequence[Span]) -> list[int] | None:
         """The pieces that have these columns."""
-        ends = [*itertools.accumulate(self.split.sizes)]
-        known = [*zip([0, *ends], ends, strict=False)]
+        known = _spans(self.split.sizes)
         if not self.open or not all(span in known for span in spans):
             return None
         self.given = self.split.used = True
@@ -144,9 +142,9 @@ class Whole(StandIn):
         if indices is None or self.pieces is None:
             return _used(function, args, kwargs)
         found = [self.pieces[i] for i in indices]
-        return (
-            found[0] if function is Tensor.__getitem__ else iter(found) if function is Tensor.__iter__ else tuple(found)
-        )
+        if function is Tensor.__getitem__:
+            return found[0]
+        return iter(found) if function is Tensor.__iter__ else tuple(found)
 
     def view_or_use(self, function: Callable, args: tuple, kwargs: dict) -> Any:
         view = _VIEWS.get(function) if self.call.open else None
@@ -183,14 +181,17 @@ _FACTS |= {Tensor.dim, Tensor.is_floating_point, Tensor.numel, Tensor.size, Tens
 # ---- functions that ask for pieces: the columns that they ask for
 
 
+def _spans(sizes: Sequence[int]) -> list[Span]:
+    return [*itertools.pairwise((0, *itertools.accumulate(sizes)))]
+
+
 def _of_split(whole: Whole, sizes: int | Sequence[int], dim: int = 0) -> list[Span] | None:
     if whole.stacked is not None or dim not in (-1, whole.ndim - 1):
         return None
     columns = whole.shape[-1]
     if isinstance(sizes, int):
         sizes = [min(sizes, columns - begin) for begin in range(0, columns, max(sizes, 1))]
-    ends = [*itertools.accumulate(sizes)]
-    return [*zip([0, *ends], ends, strict=False)]
+    return _spans(sizes)
 
 
 def _of_chunk(whole: Whole, chunks: int, dim: int = 0) -> list[Span] | None:
@@ -246,10 +247,7 @@ _View = tuple[int, Callable[[Tensor], Tensor]]
 def _reshaped(whole: Whole, result: Tensor, *args: Any, **kwargs: Any) -> _View | None:
     """Columns in a few equal parts, such as ``view(batch, tokens, 3, heads, width)``."""
     shape, columns = result.shape, whole.call.columns
-    ends = [*itertools.accumulate(reversed(shape), lambda one, other: one * other)][
-        ::-1
-    ]  # elements from a dimension on
-    dim = next((i for i, n in enumerate(shape) if ends[i] == columns and n > 1), None)
+    dim = next((i for i, n in enumerate(shape) if n > 1 and math.prod(shape[i:]) == columns), None)
     if (
         whole.stacked is not None
         or dim is None

@@ -74,8 +74,8 @@ variable_list FormulaNode::apply(variable_list&& grads) {
   variable_list saved;
   saved.reserve(saved_.size());
   {
-    const std::lock_guard<std::mutex> lock(
-        mutex_);  // not for longer: a formula may get here again, from a saved output
+    // Not held for longer: a formula may get here again, from a saved output.
+    const std::lock_guard<std::mutex> lock(mutex_);
     const auto self = getptr();
     for (const Saved& each : saved_) saved.push_back(each.variable.unpack(self));
   }

@@ -1,5 +1,4 @@
-// column_sums: the sums of a matrix's columns, the gradient of a bias. activation_backward makes them of its own
-// result.
+// column_sums: the sums of a matrix's columns, the gradient of a bias. activation_backward sums its own result.
 //
 // Work: reads the matrix once, two instructions an element: bound by memory. Plan: 528 blocks. A block has a strip of
 // up to 256 columns and every n-th row of a share; a team of up to 32 threads, 8 columns each, has 64 bytes a thread in

@@ -156,7 +156,7 @@ inline uint8_t* exponents_of(const char* op, ArgName param, const BlockBuffer& m
   return reinterpret_cast<uint8_t*>(moment.data) + codes + row.offset / kBlock8;
 }
 
-// Of the row's random bits.
+// The place of the row's random bits.
 inline RandomPlace place_of(const char* op, ArgName place, const TableRow& row) {
   constexpr int64_t kGroup = 8, kMost = int64_t{1} << 34;
   AK_CHECK(row.index >= 0, op, ": ", place, " has index ", row.index, "; accepted: 0 to ", INT64_MAX);

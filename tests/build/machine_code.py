@@ -17,14 +17,14 @@ package_objects = functools.cache(package_objects)
 
 
 def compile_cubin(source: Path, cubin: Path, *options: str, csrc: Path = CSRC) -> str:
-    """What the compiler says."""
+    """Compile, and return the compiler's messages."""
     command = ["nvcc", *FLAGS, *options, "-I", csrc, "-cubin", "-o", cubin, source]
     run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
     return run.stdout + run.stderr
 
 
 def cubin_of(source: str, folder: Path) -> Path:
-    """Of a file under csrc: from the object of the package's own build, if that is up to date."""
+    """The machine code of a file under csrc: from the object of the package's own build, if that is up to date."""
     built = package_objects().get(CSRC / source)
     if built is None:
         compile_cubin(CSRC / source, folder / "sm_90.cubin")

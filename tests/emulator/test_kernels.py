@@ -23,7 +23,7 @@ TESTS = sorted(path.stem for path in HERE.glob("test_*.cpp"))
 
 @pytest.fixture(scope="session")
 def programs(request) -> Path:
-    """Of the tests that run."""
+    """The compiled programs of the tests that run."""
     for tool in ("cmake", "ninja"):
         assert shutil.which(tool, path=PATH), f"{tool} was not found (pip install cmake ninja)"
     here = (item for item in request.session.items if item.path == Path(__file__) and "programs" in item.fixturenames)

@@ -30,7 +30,7 @@ KINDS = [
 
 
 def fields(update: Update) -> dict[str, Tensor]:
-    """What a step reads and writes of an update's one parameter, flat: a number an element, or for each 32."""
+    """The tensors that a step reads and writes for an update's one parameter, flat: a number an element, or for each 32."""
     _, at, *_ = update.place(0)
     found = {"weight": update.params[0], "grad": update.grads[0]}
     lists = {"master": update.masters, "shadow": update.shadows, "ema": update.emas}
