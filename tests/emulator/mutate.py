@@ -5,8 +5,8 @@
     tests/emulator/mutate.py gemm_sm90 --only 3,7
     tests/emulator/mutate.py --sample 20        20 bugs, evenly spread over all lists, after `make test`; DRAW=7 before it draws others
 
-A mutant rebuilds only the test program of its kernel, against the emulator as it is; one in the host code of the ops rebuilds
-what it changes of the emulated library, and its test is a pytest file (``mutated_ops.py``). Fails if fewer than 90 % are
+A mutant rebuilds only the test program of its kernel, against the emulator as it is; one in the host code of the ops or in a CPU
+kernel rebuilds what it changes of the library, and its test is a pytest file (``mutated_ops.py``). Fails if fewer than 90 % are
 caught, or if a miss is not explained in the list. The last line is "N of M caught".
 """
 
@@ -114,11 +114,14 @@ def main() -> int:
 
     jobs = []
     for name, module in mutants.items():
-        if not arguments.sample:  # a sample follows `make test`, which has run the tests with nothing planted
-            jobs.append((f"{name}, nothing planted", module.TEST, None))
-        jobs += [
-            (f"{name} {i}", module.TEST, mutant) for i, mutant in enumerate(module.MUTANTS) if only is None or i in only
+        chosen = [
+            (f"{name} {i}", mutant.test or module.TEST, mutant)
+            for i, mutant in enumerate(module.MUTANTS)
+            if only is None or i in only
         ]
+        if not arguments.sample:  # a sample follows `make test`, which has run the tests with nothing planted
+            jobs += [(f"{name}, nothing planted", test, None) for test in dict.fromkeys(test for _, test, _ in chosen)]
+        jobs += chosen
     if arguments.sample:
         jobs = drawn(jobs, arguments.sample)
 

@@ -1,7 +1,7 @@
-"""A pytest file against the emulated library with a bug in its host code: the half of ``mutate.py`` that is about glue.
+"""A pytest file against a library of ops with a bug in its sources: host code of the CUDA ops in the emulated library, or CPU kernels.
 
 The build folder of the package knows how each object is compiled and which headers it reads; only the objects that read the
-changed file are compiled again, without optimisation, and linked with the others. The tests run in a copy of the package.
+changed file are compiled again, with little optimisation, and linked with the others. The tests run in a copy of the package.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LIBRARY = "libamp_kernels_emulated.so"
+TARGETS = {"emulator": "amp_kernels_emulated", "ops": "amp_kernels_cpu"}  # by the folder of the tests
 # An environment's own ninja counts, also where it was not activated.
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
 @cache
 def build_folder() -> Path:
-    folders = sorted((ROOT / "build").glob(f"cmake-*/{LIBRARY}"), key=lambda path: path.stat().st_mtime)
+    folders = sorted((ROOT / "build").glob("cmake-*/libamp_kernels_emulated.so"), key=lambda path: path.stat().st_mtime)
     if not folders:
         sys.exit("the emulated library is not built (make build)")
     return folders[-1].parent
@@ -37,10 +37,10 @@ def ninja(*arguments: str) -> list[str]:
 
 
 @cache
-def commands() -> dict[str, str]:
+def commands(target: str) -> dict[str, str]:
     """The command of each object and of the library."""
     found = {}
-    for line in ninja("commands", "amp_kernels_emulated"):
+    for line in ninja("commands", target):
         output = re.search(r" -o (\S+)", line)
         if output:
             found[output[1]] = line
@@ -48,34 +48,38 @@ def commands() -> dict[str, str]:
 
 
 @cache
-def objects_of(file: str) -> list[str]:
+def objects_of(target: str, file: str) -> list[str]:
     """The objects of the library that read ``file``, a path under csrc/."""
     readers, current = [], ""
     for line in ninja("deps"):
         if line and not line[0].isspace():
             current = line.split(":")[0]
-        elif line.endswith(f"csrc/{file}") and current.startswith("CMakeFiles/amp_kernels_emulated.dir/"):
+        elif line.endswith(f"csrc/{file}") and current.startswith(f"CMakeFiles/{target}.dir/"):
             readers.append(current)
     return readers
 
 
-def copy_package(folder: Path) -> None:
-    """The package and what its tests need, without the emulated library."""
+def copy_package(library_name: str, folder: Path) -> None:
+    """The package and what its tests need, without this library."""
     shutil.copytree(ROOT / "amp_kernels", folder / "amp_kernels", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     for library in (ROOT / "amp_kernels").glob("*.so"):
-        if library.name != LIBRARY:
+        if library.name != library_name:
             (folder / "amp_kernels" / library.name).symlink_to(library)
     (folder / "tests").mkdir()
     for file in ("pyproject.toml", "tests/conftest.py", "tests/draw.py"):
         shutil.copy(ROOT / file, folder / file)
 
 
-def build(file: str | None, sources: Path, folder: Path) -> str:
+def build(target: str, file: str | None, sources: Path, folder: Path) -> str:
     """Makes the library from ``sources``, of which ``file`` has changed; "" or the compiler's message."""
-    link = commands()[LIBRARY].replace(f" -o {LIBRARY}", f" -o {folder / 'amp_kernels' / LIBRARY}")
+    library = f"lib{target}.so"
+    link = commands(target)[library].replace(f" -o {library}", f" -o {folder / 'amp_kernels' / library}")
     steps = []
-    for i, output in enumerate(objects_of(file) if file else []):
-        command = commands()[output].replace(str(ROOT / "csrc"), str(sources)).replace("-O3", "-O0")
+    for i, output in enumerate(objects_of(target, file) if file else []):
+        command = commands(target)[output].replace(str(ROOT / "csrc"), str(sources))
+        command = command.replace(
+            "-O3", "-O0" if target == "amp_kernels_emulated" else "-O1"
+        )  # CPU kernels have more to do
         command = re.sub(r" -M[FT] \S+| -MD", "", command).replace(f" -o {output}", f" -o {folder / f'{i}.o'}")
         link = link.replace(f" {output} ", f" {folder / f'{i}.o'} ")
         steps.append(command)
@@ -89,14 +93,13 @@ def build(file: str | None, sources: Path, folder: Path) -> str:
 
 def build_and_run(test: str, file: str | None, sources: Path, folder: Path, limited: Callable) -> tuple[str, str]:
     """("caught", the first failure), ("missed", "") or ("broken", the compiler's message). ``limited`` bounds a command's time."""
-    copy_package(folder)
-    shutil.copytree(
-        ROOT / "tests" / "emulator", folder / "tests" / "emulator", ignore=shutil.ignore_patterns("*.cpp", "*.h")
-    )
-    error = build(file, sources, folder)
+    room = test.split("/")[0]
+    copy_package(f"lib{TARGETS[room]}.so", folder)
+    shutil.copytree(ROOT / "tests" / room, folder / "tests" / room, ignore=shutil.ignore_patterns("*.cpp", "*.h"))
+    error = build(TARGETS[room], file, sources, folder)
     if error:
         return "broken", error
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"tests/emulator/{test}"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"tests/{test}"]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     run = subprocess.run(limited(command), cwd=folder, capture_output=True, text=True, env=environment)
     if run.returncode == 0:

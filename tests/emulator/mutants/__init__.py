@@ -1,6 +1,6 @@
 """The bugs that ``make mutants`` plants, one at a time: one file for the kernels of one test program.
 
-A list module has ``TEST``, the program that must fail, and ``MUTANTS``.
+A list module has ``MUTANTS`` and ``TEST``, the program that must fail, or a pytest file under ``tests``.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 class Mutant:
     """In ``file`` (under csrc/), the ``nth`` occurrence of ``old`` becomes ``new``. White space in ``old`` matches any white space.
 
-    ``missed`` explains why no test can notice, if none can; such a mutant counts as missed all the same.
+    ``missed`` explains why no test can notice, if none can; such a mutant counts as missed all the same. ``test`` takes the place of
+    the list's ``TEST``.
     """
 
     file: str
@@ -19,3 +20,4 @@ class Mutant:
     why: str
     nth: int = 1
     missed: str = ""
+    test: str = ""

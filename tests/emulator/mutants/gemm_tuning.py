@@ -2,7 +2,7 @@
 
 from . import Mutant
 
-TEST = "test_gemm_tuning.py"
+TEST = "emulator/test_gemm_tuning.py"
 GEMM = "gemm/glue.cpp"
 LAUNCH = "gemm/launch.h"
 PLAN = "gemm/plan.h"

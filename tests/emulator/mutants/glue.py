@@ -2,7 +2,7 @@
 
 from . import Mutant
 
-TEST = "test_glue.py"
+TEST = "emulator/test_glue.py"
 GRADIENTS = "gradients/glue.cpp"
 SUMS = "column_sums/glue.cpp"
 SLOTS = "column_sums/glue.h"

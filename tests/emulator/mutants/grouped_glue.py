@@ -2,7 +2,7 @@
 
 from . import Mutant
 
-TEST = "test_grouped_glue.py"
+TEST = "emulator/test_grouped_glue.py"
 GLUE = "gemm/glue_grouped.cpp"
 OPERAND = "gemm/glue_operand.h"
 LAUNCH = "gemm/launch.h"

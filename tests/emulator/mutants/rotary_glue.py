@@ -2,7 +2,7 @@
 
 from . import Mutant
 
-TEST = "test_rotary_glue.py"
+TEST = "emulator/test_rotary_glue.py"
 ROTARY = "rotary/glue.cpp"
 
 MUTANTS = [

@@ -2,7 +2,7 @@
 
 from . import Mutant
 
-TEST = "test_sectors.py"
+TEST = "emulator/test_sectors.py"
 
 MUTANTS = [
     Mutant("base/elementwise.cuh", "16 / std::max({sizeof(T)...})", "32 / std::max({sizeof(T)...})", "a vector is 32 bytes"),

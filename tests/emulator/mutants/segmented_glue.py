@@ -2,7 +2,7 @@
 
 from . import Mutant
 
-TEST = "test_segmented_glue.py"
+TEST = "emulator/test_segmented_glue.py"
 GLUE = "gemm/glue.cpp"
 LAUNCH = "gemm/launch.h"
 
