@@ -75,6 +75,11 @@ void tiles(Cases& cases) {
   check<bf16, MN, K, kSame, 128, 176, 3, 1, 2>(cases, "128x176", {136, 179, 200, 8});
   check<bf16, K, MN, kSame, 64, 128, 3, 1, 1>(cases, "64x128", {136, 136, 200});
   check<fp16, K, K, kSame, 64, 16, 4, 1, 1>(cases, "64x16", {70, 40, 328});
+  // An n-major B in boxes as wide as the tile, which have swizzles of their own.
+  check<bf16, K, MN, kSame, 64, 16, 4, 1, 1>(cases, "64x16", {70, 40, 328});
+  check<fp16, MN, MN, kSame, 64, 16, 3, 1, 1>(cases, "64x16, batch, split", {72, 8, 264, 8, 2, 3, 2});
+  check<bf16, MN, MN, kSame, 64, 32, 3, 1, 1>(cases, "64x32", {136, 72, 200});
+  check<fp16, K, MN, kSame, 64, 32, 2, 1, 1>(cases, "64x32, one row too many", {65, 24, 129, 0, 1, 1});
   check<bf16, K, K, kSame, 64, 64, 2, 1, 1>(cases, "two stages", {64, 64, 200, 0, 1, 1});
   check<bf16, K, K, kSame, 192, 64, 3, 1, 3>(cases, "three consumers", {200, 72, 264});
   check<fp16, MN, MN, kAdd, 192, 64, 2, 1, 3>(cases, "three consumers, accumulate", {200, 64, 136, 0, 1, 1});
@@ -163,6 +168,8 @@ void exchanged(Cases& cases) {
   const auto tn = [](const Shape& s) { return Problem<bf16, MN, MN>(s); };
   check(run<bf16, 64, 16>, "swapped, 64x16", nt, kSame, {5, 136, 136}, Lies::kByRows);
   check(run<bf16, 64, 16>, "swapped, 64x16, fp32, split", nt, kFloat, {24, 72, 520, 0, 2, 3}, Lies::kByRows);
+  check(run<bf16, 64, 16>, "swapped, 64x16, m-major A", tn, kSame, {8, 136, 136}, Lies::kByRows);
+  check(run<bf16, 64, 32>, "swapped, 64x32, m-major A, fp32, split", tn, kFloat, {24, 72, 520, 0, 2, 3}, Lies::kByRows);
   check(run<bf16, 64, 64>, "swapped, m-major A, accumulate", tn, kAdd, {40, 72, 136, 8}, Lies::kByRows);
   check(run<bf16, 128, 64>, "swapped, two consumers, split", nt, kSame, {40, 136, 264, 0, 2, 3}, Lies::kByColumns);
   check(run<bf16, 64, 64>, "swapped, C by columns, batch", tn, kSame, {40, 72, 136, 0, 1, 2, 2}, Lies::kByColumns);
@@ -202,7 +209,8 @@ void refusals(Cases& cases) {
           [](GemmProblem& q) { q.batch_stride_a = 4100; });
   refused("n-major B", "n-major", {kWide}, n_major);
   refused("n-major B, swapped", "", {kNarrow, 1, true}, n_major);
-  refused("m-major A, swapped", "n-major", {kNarrow, 1, true}, m_major);
+  refused("m-major A, swapped", "", {kNarrow, 1, true}, m_major);
+  refused("m-major A, swapped, for a tile of 144", "n-major", {kWide, 1, true}, m_major);
   refused("m-major A, 96 rows a block", "m-major", {kSharesA}, m_major);
   refused("n-major B, 96 rows of A a block", "", {kSharesA}, n_major);
   refused("n-major B, swapped, 96 rows a block", "m-major", {kSharesA, 1, true}, n_major);

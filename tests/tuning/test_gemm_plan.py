@@ -93,7 +93,8 @@ def assert_legal(plan: dict, request: dict) -> None:
     assert plan["repacked"] == (not aligned and not plan["in_phases"])
     tile = CANDIDATES["sm90"][plan["tile"]]
     n_major_b = request["m_major_a"] if plan["swapped"] else request["n_major_b"]
-    assert not n_major_b or tile["n"] // tile["cluster_m"] % 64 == 0, "boxes of 64 columns"
+    columns = tile["n"] // tile["cluster_m"]
+    assert not n_major_b or columns in (16, 32) or columns % 64 == 0, "no swizzle pattern has rows of so many columns"
     in_rows = not plan["swapped"] and (request["out_bytes"] == 2 or tile["n"] % 64 == 0)
     plain = request["activation"] == "none" and request["side_bytes"] == 0
     assert tile["takes_epilogue"] or (plain and in_rows), "no registers for an epilogue"

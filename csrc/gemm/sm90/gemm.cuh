@@ -8,12 +8,12 @@
 // scale and bias are applied in registers and stored through shared memory, by TMA or, for widths that are no multiple
 // of 64 or unaligned rows of C, by the warps (direct_store.cuh). Other epilogues run on TMA boxes in shared memory
 // (epilogue_tma.cuh) or, if TMA cannot move C or an operand, element by element (epilogue_elementwise.cuh). The same
-// code serves all four layouts: an operand that is contiguous along m or n is loaded in boxes of 64 x 64, and its
-// descriptors say so. The batch is the third dimension of every tensor map, so a tile never extends into the next
-// matrix. Traps: a stage may be released only when the wgmma that read it is known to be complete, one k step after it
-// was issued. In a cluster a stage is released to both blocks, since both write into it, and no block may exit before
-// its peer's last arrival. Threads write the staging buffer through the generic proxy and TMA reads it through the
-// async proxy: each writer fences, then all synchronize, then one stores.
+// code serves all four layouts: an operand that is contiguous along m or n is loaded in boxes of 64 x 64, or as wide
+// as a tile of 16 or 32 columns, and its descriptors say so. The batch is the third dimension of every tensor map, so a
+// tile never extends into the next matrix. Traps: a stage may be released only when the wgmma that read it is known to
+// be complete, one k step after it was issued. In a cluster a stage is released to both blocks, since both write into
+// it, and no block may exit before its peer's last arrival. Threads write the staging buffer through the generic proxy
+// and TMA reads it through the async proxy: each writer fences, then all synchronize, then one stores.
 //
 // From top to bottom: split-k reduction, kernel, launch. The main loop is that of main_loop.cuh.
 #pragma once
@@ -299,8 +299,10 @@ Status operand_map(TensorMap* to, const GemmProblem& q, Major major, const void*
                      {kBlockK, static_cast<uint32_t>(box_rows), 1}};
   if (major == Major::kMN) {
     std::swap(spec.size[0], spec.size[1]);
-    spec.box[0] = 64;
+    const int width = gemm_sm90_box_width(box_rows);
+    spec.box[0] = static_cast<uint32_t>(width);
     spec.box[1] = kBlockK;
+    spec.swizzle = swizzle_of(width);
   }
   if (one) spec.stride[1] = spec.stride[0] * spec.size[1];
   return make_tensor_map(to, spec);

@@ -44,10 +44,14 @@ constexpr int gemm_tile_index(int m, int n, bool pingpong = false) {
 /// Accumulators per thread of a consumer.
 constexpr int gemm_sm90_accumulators(const GemmTile& t) { return t.m / (t.pingpong ? 1 : t.consumers) / 64 * t.n / 2; }
 
-/// True if a tile takes operands of this layout: one that is not k-major is loaded in boxes of 64, each by one block of
-/// the cluster.
+/// Width of the TMA boxes in which a block loads `lines` rows of A or columns of B that are not k-major: a row of a
+/// swizzle pattern of 128 bytes, or of a narrower one that they fill. 0 if they fill none.
+constexpr int gemm_sm90_box_width(int lines) { return lines % 64 == 0 ? 64 : lines == 32 || lines == 16 ? lines : 0; }
+
+/// True if a tile takes operands of this layout. A block of a cluster loads its own share of one.
 constexpr bool gemm_sm90_takes_layout(const GemmTile& t, bool m_major_a, bool n_major_b) {
-  return (!m_major_a || t.m / t.cluster_n % 64 == 0) && (!n_major_b || t.n / t.cluster_m % 64 == 0);
+  return (!m_major_a || gemm_sm90_box_width(t.m / t.cluster_n) > 0) &&
+         (!n_major_b || gemm_sm90_box_width(t.n / t.cluster_m) > 0);
 }
 
 /// True if a tile takes any epilogue and any C: with more accumulators there are no registers for that.
@@ -200,8 +204,8 @@ inline const char* gemm_sm90_refuses(const GemmProblem& problem, const GemmSm90C
   if (!gemm_sm90_reads(q.a, q.ld_a, q.batch_stride_a) || !gemm_sm90_reads(q.b, q.ld_b, q.batch_stride_b))
     return "gemm_sm90: A, B, and the distances between their rows and matrices are multiples of 16 bytes";
   if (!gemm_sm90_takes_layout(t, q.m_major_a, q.n_major_b))
-    return "gemm_sm90: an m-major A takes tiles whose m / cluster_n, an n-major B those whose n / cluster_m is a "
-           "multiple of 64";
+    return "gemm_sm90: an m-major A takes tiles whose m / cluster_n, an n-major B those whose n / cluster_m is 16, 32 "
+           "or a multiple of 64";
   if (is_halved(q) && (t.n % 128 != 0 || (q.n_major_b && q.n % 16 != 0)))
     return "gemm_sm90: swiglu takes tiles whose n is a multiple of 128, and halves of an n-major B of multiples of 8";
   if (gemm_sm90_clusters(q, t) * q.batch * config.splits * t.cluster_m * t.cluster_n > INT32_MAX)

@@ -18,17 +18,23 @@
 namespace ak {
 namespace gemm {
 
-/// Descriptor of an operand's stage at `address`. The shuffle broadcasts from lane 0 so that the compiler sees a
-/// uniform value; otherwise it moves both halves of every descriptor to uniform registers for each wgmma.
-template <Major kMajor>
-AK_DEVICE uint64_t stage_descriptor(uint32_t address) {
-  return wgmma_descriptor(shuffle(address, 0), kMajor == Major::kK ? 16 : kSliceBytes, 1024);
-}
-/// Descriptor offset of the slice-th 64 rows and the k16-th 16 of k.
-template <Major kMajor>
-AK_DEVICE constexpr uint64_t slice_of_descriptor(int slice, int k16) {
-  return (slice * kSliceBytes + k16 * (kMajor == Major::kK ? 32 : 2048)) >> 4;
-}
+/// Layout of a stage of an operand of which a block loads kLines rows or columns: rows of a swizzle pattern are 64 of
+/// k, or as many lines as a box is wide.
+template <Major kMajor, int kLines>
+struct StageLayout {
+  static constexpr Swizzle kSwizzle = kMajor == Major::kK ? Swizzle::k128 : swizzle_of(gemm_sm90_box_width(kLines));
+  static constexpr int kPattern = 8 * static_cast<int>(row_bytes(kSwizzle));
+
+  /// Descriptor of the stage at `address`. The shuffle broadcasts from lane 0 so that the compiler sees a uniform
+  /// value; otherwise it moves both halves of every descriptor to uniform registers for each wgmma.
+  AK_DEVICE static uint64_t descriptor(uint32_t address) {
+    return wgmma_descriptor(shuffle(address, 0), kMajor == Major::kK ? 16 : kSliceBytes, kPattern, kSwizzle);
+  }
+  /// Descriptor offset of the slice-th 64 rows and the k16-th 16 of k.
+  AK_DEVICE static constexpr uint64_t offset(int slice, int k16) {
+    return (slice * kSliceBytes + k16 * (kMajor == Major::kK ? 32 : 2 * kPattern)) >> 4;
+  }
+};
 
 /// Accumulates the k steps of `work` into the first kSlices of `acc` and releases each stage once its wgmma are
 /// complete. `group` selects the consumer's rows of the tile. Calls `all_issued()` after the last wgmma has been
@@ -36,6 +42,8 @@ AK_DEVICE constexpr uint64_t slice_of_descriptor(int slice, int k16) {
 template <class T, Major kMajorA, Major kMajorB, class Tile, int kSlices, class Pipeline, class AllIssued>
 AK_DEVICE void main_loop(Pipeline& p, const Work& work, int group, float (&acc)[Tile::kSlicesM][Tile::kBlockN / 2],
                          AllIssued all_issued) {
+  using LayoutA = StageLayout<kMajorA, Tile::kBlockM / Tile::kClusterN>;
+  using LayoutB = StageLayout<kMajorB, Tile::kBlockN / Tile::kClusterM>;
   const int thread = thread_in_warpgroup();
   auto release = [&](int stage) {
     if (thread < Tile::kCluster) mbarrier_arrive_cluster(p.empty + 8 * stage, thread);
@@ -44,8 +52,8 @@ AK_DEVICE void main_loop(Pipeline& p, const Work& work, int group, float (&acc)[
   for (int i = 0; i < kSlices; i++) wgmma_pin(acc[i]);
   int previous = -1;  // stage whose wgmma may still be running
   const auto take_step = [&](bool first) {
-    const uint64_t a = stage_descriptor<kMajorA>(p.a + p.stage * Tile::kBytesA + group * Tile::kSlicesM * kSliceBytes);
-    const uint64_t b = stage_descriptor<kMajorB>(p.b + p.stage * Tile::kBytesB);
+    const uint64_t a = LayoutA::descriptor(p.a + p.stage * Tile::kBytesA + group * Tile::kSlicesM * kSliceBytes);
+    const uint64_t b = LayoutB::descriptor(p.b + p.stage * Tile::kBytesB);
     mbarrier_wait(p.full + 8 * p.stage, p.phase);
     wgmma_fence();
     AK_UNROLL
@@ -53,8 +61,7 @@ AK_DEVICE void main_loop(Pipeline& p, const Work& work, int group, float (&acc)[
       AK_UNROLL
       for (int i = 0; i < kSlices; i++) {
         const bool accumulate = Tile::kChained || !first || k16 != 0;
-        wgmma<T, kMajorA, kMajorB>(acc[i], a + slice_of_descriptor<kMajorA>(i, k16),
-                                   b + slice_of_descriptor<kMajorB>(0, k16), accumulate);
+        wgmma<T, kMajorA, kMajorB>(acc[i], a + LayoutA::offset(i, k16), b + LayoutB::offset(0, k16), accumulate);
       }
     }
     wgmma_commit();

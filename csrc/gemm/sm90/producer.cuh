@@ -248,10 +248,11 @@ AK_DEVICE void load_rows(uint32_t to, const MapOf& map_of, uint32_t full, int fi
       tma_load(to, map, full, k, first, batch);
     }
   } else {
-    static_assert(kRows % 64 == 0, "an operand that is not k-major comes in boxes of 64");
+    constexpr int kWidth = gemm_sm90_box_width(kRows);
+    static_assert(kWidth > 0, "gemm_sm90_takes_layout() refuses such a tile");
     AK_UNROLL
-    for (int i = 0; i < kRows / 64; i++) {
-      int x = first + i * 64;
+    for (int i = 0; i < kRows / kWidth; i++) {
+      int x = first + i * kWidth;
       const TensorMap* map = map_of(x);
       if constexpr (kMulticast) {
         tma_load_multicast(to + i * kSliceBytes, map, full, x, k, batch, kBoth);

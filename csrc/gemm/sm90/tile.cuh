@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "device/platform.cuh"
+#include "device/tensor_map.cuh"
 #include "gemm/sm90/gemm.h"
 
 namespace ak {
@@ -10,6 +11,10 @@ namespace gemm {
 
 constexpr int kBlockK = 64;               // 128 bytes: one row of the swizzle pattern
 constexpr int kSliceBytes = 64 * 64 * 2;  // 64 rows (or columns) of one stage
+/// The swizzle pattern whose rows are those of boxes of this width.
+constexpr Swizzle swizzle_of(int box_width) {
+  return box_width == 64 ? Swizzle::k128 : box_width == 32 ? Swizzle::k64 : Swizzle::k32;
+}
 constexpr int kWarpgroupThreads = 128;
 constexpr int kSharedLimit = 232448;  // bytes per block
 

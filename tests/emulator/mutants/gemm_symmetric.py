@@ -80,8 +80,8 @@ MUTANTS = [
     Mutant(STORE, "i / 4 == i / 2 % 2 &&", "", "the diagonal of a block of 8 in its neighbour, too"),
     Mutant(KERNEL, "store_mirrored<T, Tile>(acc, maps, p.staging_of(consumer), consumer,", "store_mirrored<T, Tile>(acc, maps, p.staging_of(0), consumer,",
            "both consumers stage in one buffer"),
-    Mutant(LOOP, "a + slice_of_descriptor<kMajorA>(i, k16), b + slice_of_descriptor<kMajorB>(0, k16), accumulate);",
-           "a + slice_of_descriptor<kMajorA>(i, Tile::kSlicesM == 2 ? 3 - k16 : k16), b + slice_of_descriptor<kMajorB>(0, Tile::kSlicesM == 2 ? 3 - k16 : k16), accumulate);",
+    Mutant(LOOP, "a + LayoutA::offset(i, k16), b + LayoutB::offset(0, k16), accumulate);",
+           "a + LayoutA::offset(i, Tile::kSlicesM == 2 ? 3 - k16 : k16), b + LayoutB::offset(0, Tile::kSlicesM == 2 ? 3 - k16 : k16), accumulate);",
            "tiles of two slices add up the products of a step in another order"),
     # ---- gemm_sm80
     Mutant(SM80, "tile = block_index() % tiles;", "tile = block_index() % (tiles - 1);", "the last tile is another one again"),
