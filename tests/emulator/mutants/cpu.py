@@ -30,6 +30,10 @@ MUTANTS = [
         ),
         ("call.residual ? call.sum : call.x;", "call.x;", "the residual is left out"),
         ("if (call.mean) call.mean[r] = mean;", "", "the mean of a long row is not kept for backward"),
+    ),
+    *kernel(
+        "norm/cpu_forward.cpp",
+        "dropout",
         ("drop_span(x, at, n,", "drop_span(x, 0, n,", "every tile draws the numbers of the first"),
     ),
     *kernel(
@@ -38,7 +42,6 @@ MUTANTS = [
         ("p.mean ? row.g / count : 0.0f", "row.g / count", "rms_norm subtracts a mean"),
         ("row.gn / count;", "row.gn;", "a sum for a mean"),
         ("gradient(v, dy, w) + added", "gradient(v, dy, w)", "the gradient of the sum is left out"),
-        ("drop_span(values, at, n,", "drop_span(values, 0, n,", "the branch's mask is that of the first row"),
         (
             "std::fill_n(slot, width, 0.0f);",
             "if (first == 0) std::fill_n(slot, width, 0.0f);",
@@ -50,6 +53,11 @@ MUTANTS = [
             "a thread adds the columns of another one",
         ),
         ("store_rest(parts.of_bias, of_bias + i, columns - i);", ";", "the last columns have no bias gradient"),
+    ),
+    *kernel(
+        "norm/cpu_backward.cpp",
+        "dropout",
+        ("drop_span(values, at, n,", "drop_span(values, 0, n,", "the branch's mask is that of the first row"),
     ),
     *kernel(
         "softmax/cpu.cpp",
