@@ -47,12 +47,16 @@ MUTANTS = [
             "if (first == 0) std::fill_n(slot, width, 0.0f);",
             "a slot keeps the sums of the strip before",
         ),
+        ("store_rest(parts.of_bias, of_bias + i, columns - i);", ";", "the last columns have no bias gradient"),
+    ),
+    *kernel(
+        "norm/cpu_backward.cpp",
+        "rows_cpu",
         (
             "sums.get() + s * width + begin, p.sums + begin",
             "sums.get() + s * width, p.sums + begin",
             "a thread adds the columns of another one",
         ),
-        ("store_rest(parts.of_bias, of_bias + i, columns - i);", ";", "the last columns have no bias gradient"),
     ),
     *kernel(
         "norm/cpu_backward.cpp",
