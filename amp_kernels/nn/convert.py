@@ -156,6 +156,8 @@ def convert(
     asked = {"fuse_residuals": fuse_residuals, "fuse_loss": fuse_loss, "fuse_rotary": fuse_rotary}
     forwards = {"fuse_residuals": residual.forward, "fuse_loss": head_loss.forward, "fuse_rotary": rotary.forward}
     in_use = {vars(own_class(module)).get("_amp_kernels_forward") for _, module in modules}
+    if any(split.NAME in vars(module) for _, module in modules):
+        in_use.add(residual.forward)
     for option, forward in forwards.items():
         if asked[option] and forward not in in_use:
             logger.warning(

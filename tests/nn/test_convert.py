@@ -126,6 +126,11 @@ def test_an_option_that_changes_nothing_warns(caplog, option):
     assert record.message == f"convert: {option}=True changes nothing: the model (Linear) has no module for it"
 
 
+def test_a_layer_whose_result_may_be_split_is_a_change(caplog):
+    convert(torch.nn.Linear(2, 6), fuse_residuals=True)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
 def test_replacements_are_logged(caplog):
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Conv1d(2, 2, 1))
     with caplog.at_level(logging.DEBUG, logger="amp_kernels"):
