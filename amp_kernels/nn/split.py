@@ -53,7 +53,7 @@ def result(layer: torch.nn.Module, x: Tensor, weight: Tensor) -> Tensor:
     split: Split = vars(layer)[NAME]
     whole, pieces = whole_and_pieces(x, weight, bias, split.sizes) if split.sizes else (linear(x, weight, bias), None)
     split.used = False
-    return Whole.of(whole, call=_Call(split, whole.shape[-1], whole._version), stacked=None, pieces=pieces)
+    return Whole.of(whole, call=_Call(split, whole, whole._version), stacked=None, pieces=pieces)
 
 
 def _may_split(layer: torch.nn.Module, x: Tensor, weight: Tensor) -> bool:
@@ -83,11 +83,15 @@ class _Call:
     """A call of a layer, shared by its result and the views of that."""
 
     split: Split
-    columns: int
+    whole: Tensor
     version: int  # of the memory
     spans: list[Span] = field(default_factory=list)  # taken so far, while the sizes are not known
     given: bool = False  # a piece was
     open: bool = True  # nothing but pieces was asked for
+
+    @property
+    def columns(self) -> int:
+        return self.whole.shape[-1]
 
     def watch(self, spans: Sequence[Span]) -> None:
         self.spans += spans
@@ -107,21 +111,19 @@ class _Call:
         self.given = self.split.used = True
         return [known.index(span) for span in spans]
 
-    def check(self, whole: Tensor, function: Callable) -> None:
+    def check(self, hook: bool) -> None:
         """Raise where autograd would miss something: it does not see that pieces are parts of ``whole``."""
-        if self.given and (whole._version != self.version or function in (Tensor.register_hook, Tensor.retain_grad)):
+        if self.given and (hook or self.whole._version != self.version):
             raise RuntimeError(
                 "a linear layer's result was split, and then written to or given a hook; accepted in a model converted with "
                 "fuse_residuals=True: a hook before the split, writing to a copy, or the layer in skip"
             )
 
 
-class Whole(StandIn):
-    """The result of a linear layer, or a view of it. ``pieces`` are results of the same node; ``None`` before the sizes are known."""
+class View(StandIn):
+    """A view of a linear layer's result, made after the split: writes to it raise, like writes to the result."""
 
     call: _Call
-    stacked: int | None  # the dimension that pieces are stacked along; None: they are neighbours in the last one
-    pieces: list[Tensor] | None
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -129,6 +131,21 @@ class Whole(StandIn):
         if function in _FACTS or torch.compiler.is_compiling():
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
+        return cls.call_function(function, args, kwargs)
+
+    @classmethod
+    def call_function(cls, function: Callable, args: tuple, kwargs: dict) -> Any:
+        return _used(function, args, kwargs)
+
+
+class Whole(View):
+    """The result of a linear layer, or a view of it. ``pieces`` are results of the same node; ``None`` before the sizes are known."""
+
+    stacked: int | None  # the dimension that pieces are stacked along; None: they are neighbours in the last one
+    pieces: list[Tensor] | None
+
+    @classmethod
+    def call_function(cls, function: Callable, args: tuple, kwargs: dict) -> Any:
         own = args[0] if args and type(args[0]) is cls else None
         if own is not None and (spans := _SPANS.get(function)) and (asked := spans(own, *args[1:], **kwargs)):
             return own.take_pieces(asked, function, args, kwargs)
@@ -162,14 +179,22 @@ class Whole(StandIn):
 
 def _used(function: Callable, args: tuple, kwargs: dict) -> Any:
     """Anything else: a function of ordinary tensors."""
-    wholes = [each for each in (*args, *kwargs.values()) if type(each) is Whole]
-    for each in wholes:
-        each.call.open = False
-        each.call.check(each.origin, function)
+    views = [each for each in (*args, *kwargs.values()) if isinstance(each, View)]
+    checks = [
+        (each.call, type(each) is Whole and function in (Tensor.register_hook, Tensor.retain_grad)) for each in views
+    ]
+    for call, hook in checks:
+        call.open = False
+        call.check(hook)
     found = function(*plain(args), **plain(kwargs))
-    for each in wholes:
-        each.call.check(each.origin, function)
-    return found
+    for call, hook in checks:
+        call.check(hook)
+    viewed = [call for call, _ in checks if call.given and type(found) is Tensor and _shares_memory(found, call.whole)]
+    return View.of(found, call=viewed[0]) if viewed else found
+
+
+def _shares_memory(one: Tensor, other: Tensor) -> bool:
+    return one.layout is torch.strided and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 _FACTS = {

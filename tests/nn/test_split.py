@@ -117,6 +117,9 @@ def test_writes_are_seen_or_refused(monkeypatch):
         lambda self, qkv: qkv.__setitem__(0, 1.0),
         lambda self, qkv: qkv.register_hook(print),
         lambda self, qkv: qkv.retain_grad(),
+        lambda self, qkv: qkv[0].zero_().sum(),
+        lambda self, qkv: qkv.detach()[0, 0].zero_().sum(),
+        lambda self, qkv: qkv.view(B, T, 3, -1).select(0, 1).add_(1).sum(),
     ):
         monkeypatch.setattr(Uses, "after", lambda self, qkv: 0)
         _, ours = pair(Uses())
@@ -125,6 +128,22 @@ def test_writes_are_seen_or_refused(monkeypatch):
         monkeypatch.setattr(Uses, "after", late)
         with pytest.raises(RuntimeError, match="result was split, and then written to or given a hook"):
             trained(ours)
+
+
+def test_a_view_after_the_split_may_be_read_and_given_a_hook(monkeypatch):
+    hooked = []
+
+    def after(self, qkv):
+        first = qkv[0]
+        first.register_hook(lambda grad: hooked.append(grad.clone()))
+        return first[:, WIDTH : 2 * WIDTH] * first.mean()
+
+    monkeypatch.setattr(Uses, "after", after)
+    plain, ours = pair(Uses())
+    for _ in range(3):
+        for one, other in zip(trained(ours), trained(plain), strict=True):
+            torch.testing.assert_close(one, other, rtol=2**-6, atol=2**-6)
+        torch.testing.assert_close(*hooked[-2:], rtol=2**-6, atol=2**-6)
 
 
 class Scaled(Attention):
@@ -146,6 +165,30 @@ def test_a_piece_may_be_written_to(read):
         assert_same(trained(ours), trained(plain))
         assert read() == backwards
     ours.reads = True  # what was written to is read where autograd does not see it
+    with pytest.raises(RuntimeError, match="result was split, and then written to"):
+        trained(ours)
+
+
+class Late(Attention):
+    """Writes to its queries between taking a view of the whole and reading it."""
+
+    reads = False
+
+    def heads(self, x):
+        qkv = self.qkv(x)
+        q, k, v = (qkv[..., i * WIDTH : (i + 1) * WIDTH] for i in range(3))
+        if not self.reads:
+            return q, k, v
+        view = qkv[0]
+        q *= 0.5
+        return q + view.mean(), k, v
+
+
+def test_a_view_is_not_read_after_a_write_to_a_piece():
+    _, ours = pair(Late())
+    for _ in range(2):
+        trained(ours)
+    ours.reads = True
     with pytest.raises(RuntimeError, match="result was split, and then written to"):
         trained(ours)
 
