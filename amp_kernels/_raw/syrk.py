@@ -1,9 +1,8 @@
 """Symmetric products of 16-bit matrices, of which only the lower triangle is computed.
 
-``syrk`` is ``S = alpha * (a @ b^T) + beta * c + diagonal * I``, of which the lower triangle is computed and the upper one
-is its mirror image. It *is* the product where ``a @ b^T`` is symmetric: for ``b = a``, or for two polynomials of one
-symmetric matrix, as in a Newton-Schulz iteration. Else the lower triangle defines the result, which has exactly symmetric
-bits either way. Numerics are those of ``gemm``: fp32 sums and epilogue, one rounding.
+``syrk`` is ``S = alpha * (a @ b^T) + beta * c + diagonal * I``; the upper triangle is the mirror image of the lower one, to the bit. That
+equals the product if ``a @ b^T`` is symmetric: for ``b = a``, or for two polynomials of one symmetric matrix, as in a Newton-Schulz
+iteration. Numerics are those of ``gemm``: fp32 sums and epilogue, one rounding.
 """
 
 from __future__ import annotations

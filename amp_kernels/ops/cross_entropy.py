@@ -27,8 +27,8 @@ from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
 from .._raw import cross_entropy_rows
-from .._sharding.dtensor import is_dtensor
-from ._autograd import under_transform
+from .._sharding.dtensor import refuse_dtensors
+from ._autograd import needs_gradient, under_transform
 from ._loss import (
     Options,
     check_options,
@@ -49,7 +49,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, target, weight, reduction, options, inplace):
         rows, now = logits.shape[0], made_in_forward(reduction, logits.dtype)
-        divisor = denominator(target, weight, options) if reduction == "mean" else None
+        divisor = denominator(target, weight, reduction, options)
         loss = torch.empty(rows, dtype=torch.float32, device=logits.device)
         factor = grad = None
         if now:
@@ -85,7 +85,7 @@ def _backward_of_node(grads, saved, needs_input_grad, ignore_index, is_mean, lab
     if target is None:
         return tuple(scaled(grads[0], (of, of.dtype)))
     options = Options(ignore_index, label_smoothing, z_loss)
-    divisor = denominator(target, None, options) if is_mean else None
+    divisor = denominator(target, None, "mean" if is_mean else "sum", options)
     return (_made_in_backward(of, target, None, divisor, grads[0], options, False),)
 
 
@@ -128,12 +128,12 @@ def _cross_entropy(
             x = aligned(x) if is_batch_invariant() and not inplace else x
             y = y if y.ndim == 1 or y.stride(1) == 1 or y.shape[1] == 1 else y.contiguous()
             weight = None if weight is None else weight.float().contiguous()
-            if torch.is_grad_enabled() and x.requires_grad:
+            if needs_gradient(x):
                 loss = autocast.apply(_CrossEntropy, x, y, weight, reduction, options, inplace)
             else:
                 rows = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
                 cross_entropy_rows.op(x, y, weight, None, rows, None, **options._asdict())
-                loss = reduced(rows, reduction, denominator(y, weight, options) if reduction == "mean" else None)
+                loss = reduced(rows, reduction, denominator(y, weight, reduction, options))
     return (reshaped(loss, shape) if reduction == "none" else loss).to(out_dtype)
 
 
@@ -261,9 +261,10 @@ def cross_entropy(
     if autocast.eager(logits, target):
         on = autocast.dtype_on(logits.device.type) is not None
         return _cross_entropy(logits, target, weight, out_dtype=torch.float32 if on else None, **options)
-    if is_dtensor(logits):
-        raise TypeError(
-            f"cross_entropy: logits is a DTensor with the placements {logits.placements}; accepted: each rank's rows, "
-            "logits.to_local(), or amp_kernels.distributed.vocab_parallel_cross_entropy where classes are spread over several ranks"
-        )
+    refuse_dtensors(
+        "cross_entropy",
+        "each rank's rows, logits.to_local(), or amp_kernels.distributed.vocab_parallel_cross_entropy where classes are spread "
+        "over several ranks",
+        logits=logits,
+    )
     return op(logits, target, weight, **options)

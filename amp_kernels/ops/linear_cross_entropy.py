@@ -32,7 +32,7 @@ from .._raw import cross_entropy_rows
 from .._raw.column_sums import column_sums
 from .._raw.gemm import gemm_accumulate_op
 from .._raw.unit_sums import UNIT
-from .._sharding.dtensor import is_dtensor
+from .._sharding.dtensor import refuse_dtensors
 from . import _main_grad
 from ._autograd import needs_gradient, under_transform
 from ._linear import gradient_dtype
@@ -115,7 +115,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         _main_grad.refuse_data_parallel(weight)
         w = cast(weight, dtype) if shadow is None else shadow
         head = _Head(cast(x, dtype), w, bias, chunk, batch_invariant)
-        divisor = denominator(target, class_weight, options) if reduction == "mean" else None
+        divisor = denominator(target, class_weight, reduction, options)
         loss = x.new_empty(x.shape[0], dtype=torch.float32)
         # The factor of a gradient that the forward made would come after its sum over the rows.
         ctx.scale = None if batch_invariant else forward_scale(dtype, reduction, target, class_weight, options)
@@ -247,7 +247,7 @@ def _linear_cross_entropy(
             if blocks and chunk_size is None:
                 chunk = -(-chunk // UNIT) * UNIT
             inputs = (x, linear_weight, linear_bias)
-            if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+            if needs_gradient(*inputs):
                 arguments = *inputs, y, weight, shadow, reduction, options, dtype, chunk, blocks
                 loss = autocast.apply(_LinearCrossEntropy, *arguments)
             else:
@@ -256,7 +256,7 @@ def _linear_cross_entropy(
                 for rows, logits in _Head(cast(x, dtype), w, linear_bias, chunk, blocks).chunks():
                     cross_entropy_rows.op(logits, y[rows], weight, None, each[rows], None, **options._asdict())
                     del logits
-                loss = reduced(each, reduction, denominator(y, weight, options) if reduction == "mean" else None)
+                loss = reduced(each, reduction, denominator(y, weight, reduction, options))
     return (reshaped(loss, input.shape[:-1]) if reduction == "none" else loss).to(out_dtype)
 
 
@@ -383,10 +383,10 @@ def linear_cross_entropy(
         dtype = autocast.dtype_on(input.device.type)
         shadow = fresh_shadow(linear_weight, dtype)
         return _linear_cross_entropy(*args, shadow, compute_dtype=dtype, **options)
-    for name, tensor in (("input", input), ("linear_weight", linear_weight)):
-        if is_dtensor(tensor):
-            raise TypeError(
-                f"linear_cross_entropy: {name} is a DTensor with the placements {tensor.placements}; accepted: plain tensors, "
-                "or amp_kernels.linear, and amp_kernels.distributed.vocab_parallel_cross_entropy of its logits"
-            )
+    refuse_dtensors(
+        "linear_cross_entropy",
+        "plain tensors, or amp_kernels.linear, and amp_kernels.distributed.vocab_parallel_cross_entropy of its logits",
+        input=input,
+        linear_weight=linear_weight,
+    )
     return op(*args, **options)
