@@ -16,16 +16,15 @@ unrounded fp32 sums, and the only rounding is the final one, to nearest even. So
 (amp_kernels/testing/bounds.py). One exception: on Hopper an accumulation with alpha = beta = 1 is an addition in the L2
 cache, which takes and gives subnormal numbers as zeros.
 
-``gemm_dact`` serves the backward of ``y = activation(z) @ w2``. The gradient of ``activation(z)``, ``dy @ w2^T``, is only needed for ``dz
-= activation'(z) * (dy @ w2^T)`` and for the bias gradient, the sum of the rows of ``dz``. Fused, the gradient of ``activation(z)`` is
-never rounded to 16 bits and never stored: of M N elements one read (``z``) and one write (``dz``) remain, where separate kernels take
-three of each.
+``gemm_dact`` serves the backward of ``y = activation(z) @ w2``. The gradient of ``activation(z)``, ``dy @ w2^T``, is only
+needed for ``dz = activation'(z) * (dy @ w2^T)`` and for the bias gradient, the sum of the rows of ``dz``. Fused, it is
+never rounded to 16 bits and never stored: of M N elements one read (``z``) and one write (``dz``) remain, where separate
+kernels take three of each.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator
 
 import torch
@@ -35,7 +34,7 @@ from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES
 from .._checks.operands import check_no_internal_overlap, check_out_dtype, check_same_device, check_tensor
 from .._dispatch.library import KernelOp, Sample, define
 from .._dispatch.samples import Normal
-from ._product import check_gemm, check_operands, finished, output_shape, preactivation, product32
+from ._product import check_gemm, check_operands, finished, output_shape, preactivation, product32, product_flops
 from .activation_backward import DERIVATIVES
 
 # ---- checks and references
@@ -152,11 +151,6 @@ def gemm_dact_samples(device: str) -> Iterator[Sample]:
 # ---- ops
 
 
-def _product_flops(a_shape, b_shape, *args, **kwargs) -> int:
-    """2 M N K, times the batch: what torch counts for mm and bmm; an epilogue counts nothing, as torch has it."""
-    return 2 * math.prod(a_shape) * b_shape[-1]
-
-
 gemm_op = define(
     "gemm(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, *, float alpha=1.0, float beta=1.0, "
     'str activation="none", ScalarType? out_dtype=None, bool batch_invariant=False, bool preact=False) '
@@ -165,7 +159,7 @@ gemm_op = define(
     bound=True,
     samples=gemm_samples,
     tensor_cores=True,
-    flop_count=_product_flops,
+    flop_count=product_flops,
 )
 gemm_dact_op = define(
     "gemm_dact(Tensor a, Tensor b, Tensor preact, *, str activation, bool bias_grad=False, ScalarType? out_dtype=None, "
@@ -174,7 +168,7 @@ gemm_dact_op = define(
     bound=True,
     samples=gemm_dact_samples,
     tensor_cores=True,
-    flop_count=_product_flops,
+    flop_count=product_flops,
 )
 gemm_accumulate_op = define(
     "gemm_accumulate_(Tensor(a!) c, Tensor a, Tensor b, *, float alpha=1.0, float beta=1.0, "
@@ -183,7 +177,7 @@ gemm_accumulate_op = define(
     bound=True,
     samples=gemm_accumulate_samples,
     tensor_cores=True,
-    flop_count=lambda c_shape, a_shape, b_shape, *args, **kwargs: _product_flops(a_shape, b_shape),
+    flop_count=lambda c_shape, a_shape, b_shape, *args, **kwargs: product_flops(a_shape, b_shape),
 )
 
 

@@ -14,6 +14,7 @@ import torch
 from .._checks.lists import HALF_DTYPES
 from .._checks.operands import check_same_device, check_tensor
 from .._dispatch.library import Sample, define
+from .._dispatch.samples import Normal
 from ._product import check_operands, product32
 
 
@@ -52,11 +53,7 @@ def _reference(a, b, c=None, *, alpha=1.0, beta=1.0, diagonal=0.0):
 
 
 def samples(device: str) -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype)
-
+    normal = Normal(device)
     for dtype in HALF_DTYPES:
         a, c = normal(2, 9, 16, dtype=dtype), normal(2, 9, 9, dtype=dtype)
         yield (a, a), {}
