@@ -211,8 +211,8 @@ def _with_memory(value: Any) -> Any:
 class KernelOp:
     """A private op that C++ alone implements: no reference, no samples, no autograd, and not in the registry.
 
-    For callers within the package who know that their arguments are right; version counters are their business, too. Its
-    name begins with an underscore. Runs on the emulator if that is what the user chose.
+    Callers within the package pass checked arguments and bump version counters themselves. Its name begins with an underscore.
+    Runs on the emulator if the user chose that backend.
     """
 
     def __init__(self, schema: str):

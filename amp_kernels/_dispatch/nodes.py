@@ -74,8 +74,8 @@ def _why_not(info: dict, version: str) -> str | None:
 def may_serve() -> bool:
     """True if the module may serve a call. It checks the remaining conditions itself.
 
-    Every call of a small layer passes here, so it reads variables only. It asks for Dynamo alone: the other compilers
-    work under a mode, which the module sees.
+    On the path of every small layer, so it reads variables only. Of the compilers it checks Dynamo alone: the others run under a
+    mode, which the module sees.
     """
     return (
         not is_dynamo_compiling()
@@ -93,7 +93,7 @@ def serve_gpu(index: int) -> None:
 
 @contextlib.contextmanager
 def refused() -> Iterator[None]:
-    """While such a block is open, in any thread, no call is plain, and no backward: the Python functions serve all."""
+    """While a block is open in any thread, the Python functions serve every call and every backward."""
     if _module is None:
         yield
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -11,11 +12,15 @@ from .._checks.lists import names
 from .._checks.operands import HALF_DTYPES, KERNEL_DTYPES, check_out_dtype, check_same_device, check_tensor
 
 
-def check_operands(op: str, a: torch.Tensor, b: torch.Tensor) -> None:
+def check_half_dtypes(op: str, a: torch.Tensor, b: torch.Tensor) -> None:
     check_tensor(op, "a", a, HALF_DTYPES)
     check_tensor(op, "b", b, HALF_DTYPES)
     if a.dtype != b.dtype:
         raise TypeError(f"{op}: a is {names([a.dtype])} and b is {names([b.dtype])}; accepted: the same dtype for both")
+
+
+def check_operands(op: str, a: torch.Tensor, b: torch.Tensor) -> None:
+    check_half_dtypes(op, a, b)
     if a.ndim not in (2, 3) or b.ndim != a.ndim:
         raise ValueError(
             f"{op}: a has shape {list(a.shape)} and b {list(b.shape)}; accepted: [M, K] and [K, N], or [B, M, K] and "
@@ -107,3 +112,9 @@ def finished(
     if residual is not None and beta != 0:
         out = torch.add(out, residual.float(), alpha=beta)
     return out.to(out_dtype)
+
+
+def product_flops(a_shape, b_shape, *args, **kwargs) -> int:
+    """2 M N K, times the batch, as torch counts mm and bmm: an epilogue counts nothing, and the last group of a grouped product ends
+    with the operand."""
+    return 2 * math.prod(a_shape) * b_shape[-1]

@@ -1,14 +1,14 @@
 """GEMM with fp16 or bf16 operands: fp32 accumulation, epilogue in fp32, one rounding to the output type.
 
-The raw ops of this file are what every matrix product of the package ends in. With ``z = alpha * (a @ b) + bias``:
+Every matrix product of the package ends in one of these raw ops. With ``z = alpha * (a @ b) + bias``:
 
 - ``gemm``: ``activation(z) + beta * residual``, and with ``preact`` also ``z``, which a backward needs;
 - ``gemm_dact``: ``activation'(preact) * (a @ b)``, the gradient of an activation, taken back through it at once;
-- ``gemm_accumulate_``: ``c = alpha * (a @ b) + beta * c`` with an fp32 ``c``, as gradient accumulation wants it.
+- ``gemm_accumulate_``: ``c = alpha * (a @ b) + beta * c`` with an fp32 ``c``, for gradient accumulation.
 
 They take any strides and have no autograd formula; ``amp_kernels.linear``, ``amp_kernels.matmul`` and
-``amp_kernels.baddbmm`` are the differentiable ops. A second result that was not asked for is ``None``: a tensor, be it
-empty, would cost each call a microsecond.
+``amp_kernels.baddbmm`` are the differentiable ops. A second result that was not asked for is ``None``: even an empty tensor would
+cost each call a microsecond.
 
 Numerics: products of 16-bit numbers are exact in fp32. Partial sums are never rounded to 16 bits, the epilogue sees the
 unrounded fp32 sums, and the only rounding is the final one, to nearest even. So for K terms
@@ -16,16 +16,15 @@ unrounded fp32 sums, and the only rounding is the final one, to nearest even. So
 (amp_kernels/testing/bounds.py). One exception: on Hopper an accumulation with alpha = beta = 1 is an addition in the L2
 cache, which takes and gives subnormal numbers as zeros.
 
-Why ``gemm_dact``: in the backward of ``y = activation(z) @ w2`` the gradient of ``activation(z)`` is ``dy @ w2^T``, and
-all that is wanted of it is ``dz = activation'(z) * (dy @ w2^T)`` and the bias gradient, the sum of the rows of ``dz``.
-Fused, the gradient of ``activation(z)`` is never rounded to 16 bits and never stored: of M N elements one read (``z``)
-and one write (``dz``) remain, where separate kernels take three of each.
+``gemm_dact`` serves the backward of ``y = activation(z) @ w2``. The gradient of ``activation(z)``, ``dy @ w2^T``, is only
+needed for ``dz = activation'(z) * (dy @ w2^T)`` and for the bias gradient, the sum of the rows of ``dz``. Fused, it is
+never rounded to 16 bits and never stored: of M N elements one read (``z``) and one write (``dz``) remain, where separate
+kernels take three of each.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator
 
 import torch
@@ -35,7 +34,7 @@ from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES
 from .._checks.operands import check_no_internal_overlap, check_out_dtype, check_same_device, check_tensor
 from .._dispatch.library import KernelOp, Sample, define
 from .._dispatch.samples import Normal
-from ._product import check_gemm, check_operands, finished, output_shape, preactivation, product32
+from ._product import check_gemm, check_operands, finished, output_shape, preactivation, product32, product_flops
 from .activation_backward import DERIVATIVES
 
 # ---- checks and references
@@ -152,11 +151,6 @@ def gemm_dact_samples(device: str) -> Iterator[Sample]:
 # ---- ops
 
 
-def _product_flops(a_shape, b_shape, *args, **kwargs) -> int:
-    """2 M N K, times the batch: what torch counts for mm and bmm; an epilogue counts nothing, as torch has it."""
-    return 2 * math.prod(a_shape) * b_shape[-1]
-
-
 gemm_op = define(
     "gemm(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, *, float alpha=1.0, float beta=1.0, "
     'str activation="none", ScalarType? out_dtype=None, bool batch_invariant=False, bool preact=False) '
@@ -165,7 +159,7 @@ gemm_op = define(
     bound=True,
     samples=gemm_samples,
     tensor_cores=True,
-    flop_count=_product_flops,
+    flop_count=product_flops,
 )
 gemm_dact_op = define(
     "gemm_dact(Tensor a, Tensor b, Tensor preact, *, str activation, bool bias_grad=False, ScalarType? out_dtype=None, "
@@ -174,7 +168,7 @@ gemm_dact_op = define(
     bound=True,
     samples=gemm_dact_samples,
     tensor_cores=True,
-    flop_count=_product_flops,
+    flop_count=product_flops,
 )
 gemm_accumulate_op = define(
     "gemm_accumulate_(Tensor(a!) c, Tensor a, Tensor b, *, float alpha=1.0, float beta=1.0, "
@@ -183,7 +177,7 @@ gemm_accumulate_op = define(
     bound=True,
     samples=gemm_accumulate_samples,
     tensor_cores=True,
-    flop_count=lambda c_shape, a_shape, b_shape, *args, **kwargs: _product_flops(a_shape, b_shape),
+    flop_count=lambda c_shape, a_shape, b_shape, *args, **kwargs: product_flops(a_shape, b_shape),
 )
 
 

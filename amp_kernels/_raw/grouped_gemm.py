@@ -20,11 +20,11 @@ from collections.abc import Iterator
 import torch
 
 from .._checks.activations import ACTIVATIONS, check_activation, check_gated_width
-from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES, names
+from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES
 from .._checks.operands import check_no_internal_overlap, check_out_dtype, check_same_device, check_tensor
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
-from ._product import finished, preactivation, product32
+from ._product import check_half_dtypes, finished, preactivation, product32, product_flops
 
 # ---- checks
 
@@ -50,10 +50,7 @@ def check_ends(op: str, offs: torch.Tensor, total: int) -> None:
 
 def _check_operands(op: str, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> bool:
     """True for the sums form."""
-    check_tensor(op, "a", a, HALF_DTYPES)
-    check_tensor(op, "b", b, HALF_DTYPES)
-    if a.dtype != b.dtype:
-        raise TypeError(f"{op}: a is {names([a.dtype])} and b is {names([b.dtype])}; accepted: the same dtype for both")
+    check_half_dtypes(op, a, b)
     if a.ndim != 2 or b.ndim not in (2, 3) or a.shape[1] != b.shape[-2]:
         raise ValueError(
             f"{op}: a has shape {list(a.shape)} and b {list(b.shape)}; accepted: [T, K] and [G, K, N], or [M, T] and [T, N]"
@@ -205,11 +202,6 @@ def grouped_gemm_accumulate_samples(device: str) -> Iterator[Sample]:
 # ---- ops
 
 
-def _flops(a_shape, b_shape, *args, **kwargs) -> int:
-    """2 T K N, as torch counts its grouped product: as if the last end were T."""
-    return 2 * a_shape[0] * a_shape[1] * b_shape[-1]
-
-
 grouped_gemm_op = define(
     "grouped_gemm(Tensor a, Tensor b, Tensor offs, Tensor? bias=None, *, "
     'str activation="none", ScalarType? out_dtype=None, bool batch_invariant=False, bool preact=False) '
@@ -218,7 +210,7 @@ grouped_gemm_op = define(
     bound=True,
     samples=grouped_gemm_samples,
     tensor_cores=True,
-    flop_count=_flops,
+    flop_count=product_flops,
 )
 #: ``c[g] += a @ b`` over the terms of group g, in fp32; with ``overwrite`` ``c`` is written, unread, and zero for empty groups.
 grouped_gemm_accumulate_op = define(
@@ -228,5 +220,5 @@ grouped_gemm_accumulate_op = define(
     bound=True,
     samples=grouped_gemm_accumulate_samples,
     tensor_cores=True,
-    flop_count=lambda c_shape, a_shape, b_shape, *args, **kwargs: _flops(a_shape, b_shape),
+    flop_count=lambda c_shape, a_shape, b_shape, *args, **kwargs: product_flops(a_shape, b_shape),
 )

@@ -8,8 +8,8 @@ are each other's gradient. Both compute in fp32 and round once; without ``weight
 - ``combine_rows``: ``out[t] = sum of weights[t, j] * y[places[t, j]]``, added in the order of j, so that the bits of a token depend on its
   own rows alone.
 
-A place out of range or given twice: an error on the CPU. Elsewhere nothing reads the places but the kernel, which passes over those out of
-range; rows that nobody has are not written then.
+A place out of range or given twice is an error on the CPU. On a GPU only the kernel reads the places: it skips those out of range, and
+rows that no place names are not written.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 ``log_softmax`` are made of. The formulas: csrc/softmax/formula.h.
 
 ``mask`` is bool ``[a, b, c, columns]`` with ``a * b * c`` rows, True where an element counts; any of the first three may be
-expanded. A row of which nothing counts, or that holds nothing but -inf, is NaN, or with ``safe`` softmax 0, log-softmax -inf.
-Elements that do not count have gradient 0.
+expanded. A row that is fully masked or all -inf is NaN; with ``safe`` its softmax is 0 and its log-softmax -inf. Masked elements have
+gradient 0.
 """
 
 from __future__ import annotations

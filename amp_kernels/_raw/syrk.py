@@ -1,9 +1,8 @@
 """Symmetric products of 16-bit matrices, of which only the lower triangle is computed.
 
-``syrk`` is ``S = alpha * (a @ b^T) + beta * c + diagonal * I``, of which the lower triangle is computed and the upper one
-is its mirror image. It *is* the product where ``a @ b^T`` is symmetric: for ``b = a``, or for two polynomials of one
-symmetric matrix, as in a Newton-Schulz iteration. Else the lower triangle defines the result, which has exactly symmetric
-bits either way. Numerics are those of ``gemm``: fp32 sums and epilogue, one rounding.
+``syrk`` is ``S = alpha * (a @ b^T) + beta * c + diagonal * I``; the upper triangle is the mirror image of the lower one, to the bit. That
+equals the product if ``a @ b^T`` is symmetric: for ``b = a``, or for two polynomials of one symmetric matrix, as in a Newton-Schulz
+iteration. Numerics are those of ``gemm``: fp32 sums and epilogue, one rounding.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import torch
 from .._checks.lists import HALF_DTYPES
 from .._checks.operands import check_same_device, check_tensor
 from .._dispatch.library import Sample, define
+from .._dispatch.samples import Normal
 from ._product import check_operands, product32
 
 
@@ -53,11 +53,7 @@ def _reference(a, b, c=None, *, alpha=1.0, beta=1.0, diagonal=0.0):
 
 
 def samples(device: str) -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype)
-
+    normal = Normal(device)
     for dtype in HALF_DTYPES:
         a, c = normal(2, 9, 16, dtype=dtype), normal(2, 9, 9, dtype=dtype)
         yield (a, a), {}

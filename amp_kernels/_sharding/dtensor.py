@@ -18,6 +18,12 @@ def is_dtensor(tensor: Any) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def refuse_dtensors(op: str, accepted: str, **tensors: Tensor) -> None:
+    for name, tensor in tensors.items():
+        if is_dtensor(tensor):
+            raise TypeError(f"{op}: {name} is a DTensor with the placements {tensor.placements}; accepted: {accepted}")
+
+
 def by_rows(
     name: str,
     function: Callable[..., Any],

@@ -1,8 +1,8 @@
 """Launch configurations of the Triton kernels: pure functions of shape, dtype and GPU, so that they are tested without one.
 
-Nothing is timed when a program runs: a result would then depend on noise, and the first call of each shape on minutes of trials.
-Instead the candidates of each architecture are in a table, and a model of the work ranks them. No figure in the model is a fit; it
-counts what a tile costs, in cycles of one multiprocessor, from the rates in its data sheet.
+Nothing is timed at run time: results would depend on noise, and the first call of each shape would take minutes of trials. Instead
+each architecture has a table of candidates, ranked by a model that counts the cycles of a tile on one multiprocessor from the rates of
+the data sheet. No figure in the model is a fit.
 """
 
 from __future__ import annotations

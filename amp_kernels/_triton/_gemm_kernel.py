@@ -36,6 +36,48 @@ def _load_box(descriptor, batch, row, column, COLUMN_MAJOR: tl.constexpr, ROWS: 
         return descriptor.load([batch, row, column]).reshape(ROWS, COLUMNS)
 
 
+@triton.jit
+def _multiply(a, b, acc, up, begin, shape, WIDE: tl.constexpr, BLOCK_K: tl.constexpr):
+    """``acc``, and ``up`` unless it is None, plus the products of the terms from k_first to k_last, loaded through pointers."""
+    BLOCK_M: tl.constexpr = acc.shape[0]
+    BLOCK_N: tl.constexpr = acc.shape[1]
+    A_COLUMN_MAJOR: tl.constexpr = a[4]
+    B_COLUMN_MAJOR: tl.constexpr = b[4]
+    VEC_A: tl.constexpr = a[5]
+    VEC_B: tl.constexpr = b[5]
+    batch, first_row, first_column, k_first, k_last = begin
+    M, N, K = shape
+    # Each operand has one stride, of the outer dimension, and one bound, of its contiguous dimension.
+    a_row = multiple(a[2], 1 if A_COLUMN_MAJOR else VEC_A)
+    a_step = multiple(a[3], VEC_A if A_COLUMN_MAJOR else 1)
+    b_step = multiple(b[2], 1 if B_COLUMN_MAJOR else VEC_B)
+    b_column = multiple(b[3], VEC_B if B_COLUMN_MAJOR else 1)
+    a_end = multiple(K, 1 if A_COLUMN_MAJOR else VEC_A)
+    b_end = multiple(K, VEC_B if B_COLUMN_MAJOR else 1)
+    b_width = multiple(N, 1 if B_COLUMN_MAJOR else VEC_B)
+    a_rows = (first_row + tl.arange(0, BLOCK_M) < multiple(M, VEC_A if A_COLUMN_MAJOR else 1))[:, None]
+    b_columns = (first_column + tl.arange(0, BLOCK_N) < b_width)[None, :]
+    a_base = base(a[0], batch * multiple(a[1], VEC_A) + first_row * a_row + k_first * a_step, VEC_A)
+    b_origin = batch * multiple(b[1], VEC_B) + first_column * b_column + k_first * b_step
+    b_base = base(b[0], b_origin, VEC_B)
+    up_base = base(b[0], b_origin + b_width * b_column, VEC_B)
+    ks = tl.arange(0, BLOCK_K)
+    a_places = places(tl.arange(0, BLOCK_M), a_row, ks, a_step, WIDE)
+    b_places = places(ks, b_step, tl.arange(0, BLOCK_N), b_column, WIDE)
+    for k in range(k_first, k_last, BLOCK_K):
+        a_tile = tl.load(a_base + a_places, mask=a_rows & (ks[None, :] < a_end - k), other=0.0)
+        b_inside = (ks[:, None] < b_end - k) & b_columns
+        b_tile = tl.load(b_base + b_places, mask=b_inside, other=0.0)
+        acc = tl.dot(a_tile, b_tile, acc)
+        if up is not None:
+            b_tile = tl.load(up_base + b_places, mask=b_inside, other=0.0)
+            up = tl.dot(a_tile, b_tile, up)
+            up_base += BLOCK_K * b_step
+        a_base += BLOCK_K * a_step
+        b_base += BLOCK_K * b_step
+    return acc, acc if up is None else up  # a function cannot return None among others
+
+
 _STRIDES = ["stride_am", "stride_ak", "stride_bk", "stride_bn", *STRIDES_OF_RESULTS]
 
 
@@ -133,34 +175,16 @@ def gemm_kernel(
                 b_tile = _load_box(b, batch, k, column + N, B_COLUMN_MAJOR, BLOCK_K, BLOCK_N)
                 up = tl.dot(a_tile, b_tile, up)
     else:
-        # Each operand has one stride, of the outer dimension, and one bound, of its contiguous dimension.
-        a_row = multiple(stride_am, 1 if A_COLUMN_MAJOR else VEC_A)
-        a_step = multiple(stride_ak, VEC_A if A_COLUMN_MAJOR else 1)
-        b_step = multiple(stride_bk, 1 if B_COLUMN_MAJOR else VEC_B)
-        b_column = multiple(stride_bn, VEC_B if B_COLUMN_MAJOR else 1)
-        a_end = multiple(K, 1 if A_COLUMN_MAJOR else VEC_A)
-        b_end = multiple(K, VEC_B if B_COLUMN_MAJOR else 1)
-        b_width = multiple(N, 1 if B_COLUMN_MAJOR else VEC_B)
-        a_rows = (first_row + tl.arange(0, BLOCK_M) < multiple(M, VEC_A if A_COLUMN_MAJOR else 1))[:, None]
-        b_columns = (first_column + tl.arange(0, BLOCK_N) < b_width)[None, :]
-        a_base = base(a, batch * multiple(stride_ab, VEC_A) + first_row * a_row + k_first * a_step, VEC_A)
-        b_origin = batch * multiple(stride_bb, VEC_B) + first_column * b_column + k_first * b_step
-        b_base = base(b, b_origin, VEC_B)
-        up_base = base(b, b_origin + b_width * b_column, VEC_B)
-        ks = tl.arange(0, BLOCK_K)
-        a_places = places(tl.arange(0, BLOCK_M), a_row, ks, a_step, WIDE)
-        b_places = places(ks, b_step, tl.arange(0, BLOCK_N), b_column, WIDE)
-        for k in range(k_first, k_last, BLOCK_K):
-            a_tile = tl.load(a_base + a_places, mask=a_rows & (ks[None, :] < a_end - k), other=0.0)
-            b_inside = (ks[:, None] < b_end - k) & b_columns
-            b_tile = tl.load(b_base + b_places, mask=b_inside, other=0.0)
-            acc = tl.dot(a_tile, b_tile, acc)
-            if GATED:
-                b_tile = tl.load(up_base + b_places, mask=b_inside, other=0.0)
-                up = tl.dot(a_tile, b_tile, up)
-                up_base += BLOCK_K * b_step
-            a_base += BLOCK_K * a_step
-            b_base += BLOCK_K * b_step
+        acc, up = _multiply(
+            (a, stride_ab, stride_am, stride_ak, A_COLUMN_MAJOR, VEC_A),
+            (b, stride_bb, stride_bk, stride_bn, B_COLUMN_MAJOR, VEC_B),
+            acc,
+            up,
+            (batch, first_row, first_column, k_first, k_last),
+            (M, N, K),
+            WIDE,
+            BLOCK_K,
+        )
     finish(
         acc,
         up,

@@ -57,7 +57,7 @@ def power(base, exponent):
 
 @triton.jit
 def cautious_direction(direction, g, cautious):
-    """With ``cautious`` != 0 nothing where the direction has not the sign of the gradient; NaN stays."""
+    """``direction``; if ``cautious`` is not 0, zero where its sign differs from the gradient's. NaN stays."""
     return tl.where(direction * g <= 0.0, tl.where(cautious != 0.0, 0.0, direction), direction)
 
 

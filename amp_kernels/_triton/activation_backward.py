@@ -19,7 +19,7 @@ from .._raw.activation_backward import check
 from . import _tiles
 from ._activations import activate_backward, swiglu_backward
 from ._tiles import tile
-from .column_sums import BLOCK, column_sums, summed
+from .column_sums import BLOCK, block, column_sums, share_of_program, summed
 
 
 @triton.jit
@@ -78,13 +78,10 @@ def sums_kernel(
     BLOCK_COLUMNS: tl.constexpr,
 ):
     """The gradients of a share of the rows, contiguous like ``grad`` and ``preact``, and their sums, as ``column_sums`` makes them."""
-    share = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0).to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    share, column = share_of_program(BLOCK_COLUMNS)
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
     for first in range(share * BLOCK_ROWS, rows, shares * BLOCK_ROWS):
-        row = first + tl.arange(0, BLOCK_ROWS)
-        mask = (row < rows)[:, None] & (column < columns)[None, :]
-        at = row[:, None] * columns + column[None, :]
+        at, mask = block(first, rows, column, columns, columns, BLOCK_ROWS)
         g = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
         z = tl.load(preact + at, mask=mask, other=0.0).to(tl.float32)
         dz = activate_backward(g, z, ACTIVATION).to(out.dtype.element_ty)

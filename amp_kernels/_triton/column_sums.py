@@ -17,16 +17,28 @@ PROGRAMS = 1024  # about so many; by the shape alone, so that the order of addit
 _SLOTS = (64, 64)  # of the shares' sums
 
 
+@triton.jit
+def share_of_program(BLOCK_COLUMNS: tl.constexpr):
+    """The number of this program's share, and its columns."""
+    share = tl.program_id(1).to(tl.int64)
+    return share, tl.program_id(0).to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+
+
+@triton.jit
+def block(first, rows, column, columns, pitch, BLOCK_ROWS: tl.constexpr):
+    """Offsets of the block of rows from ``first`` on, and which of its elements exist."""
+    row = first + tl.arange(0, BLOCK_ROWS)
+    return row[:, None] * pitch + column[None, :], (row < rows)[:, None] & (column < columns)[None, :]
+
+
 # Columns and pitch are specialized: multiples of 16 let a thread load 16 bytes.
 @triton.jit(do_not_specialize=["rows", "shares"])
 def shares_kernel(x, slots, rows, columns, pitch, shares, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):
-    share = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0).to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    share, column = share_of_program(BLOCK_COLUMNS)
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
     for first in range(share * BLOCK_ROWS, rows, shares * BLOCK_ROWS):
-        row = first + tl.arange(0, BLOCK_ROWS)
-        mask = (row < rows)[:, None] & (column < columns)[None, :]
-        total += tl.load(x + row[:, None] * pitch + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        at, mask = block(first, rows, column, columns, pitch, BLOCK_ROWS)
+        total += tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
     tl.store(slots + share * columns + column, tl.sum(total, 0), mask=column < columns)
 
 

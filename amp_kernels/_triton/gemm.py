@@ -114,18 +114,7 @@ def run(
     row_sums = None
     if sums is not None:
         row_sums = torch.empty(batch * triton.cdiv(m, finish_m), sums.shape[0], dtype=torch.float32, device=c.device)
-    epilogue = {
-        "bias": bias,
-        "preact": preact,
-        "residual": residual,
-        "sums": row_sums,
-        "alpha": float(alpha),
-        "beta": float(beta),
-        "stride_bias": 0 if bias is None else bias.stride(0),
-        "ACTIVATION": activation,
-        "BACKWARD": backward,
-        "BIAS_OF_ROWS": bias is not None and bias.ndim == 2,
-    }
+    epilogue = _epilogue(bias, preact, residual, row_sums, float(alpha), float(beta), activation, backward)
     with torch.cuda.device(c.device if c.is_cuda else -1):
         if splits == 1:
             _launch(config, a, b, c, results, epilogue, n, k_split, chained)
@@ -136,15 +125,22 @@ def run(
             column_sums_kernel[(triton.cdiv(columns, _SUMS_BLOCK[1]),)](row_sums, sums, rows, columns, *_SUMS_BLOCK)
 
 
-_PLAIN = {
-    **dict.fromkeys(("bias", "preact", "residual", "sums")),
-    "alpha": 1.0,
-    "beta": 1.0,
-    "stride_bias": 0,
-    "ACTIVATION": "none",
-    "BACKWARD": False,
-    "BIAS_OF_ROWS": False,
-}
+def _epilogue(
+    bias=None, preact=None, residual=None, sums=None, alpha=1.0, beta=1.0, activation="none", backward=False
+) -> dict[str, object]:
+    """The arguments of both kernels that describe the epilogue; the defaults store the plain sums."""
+    return {
+        "bias": bias,
+        "preact": preact,
+        "residual": residual,
+        "sums": sums,
+        "alpha": alpha,
+        "beta": beta,
+        "stride_bias": 0 if bias is None else bias.stride(0),
+        "ACTIVATION": activation,
+        "BACKWARD": backward,
+        "BIAS_OF_ROWS": bias is not None and bias.ndim == 2,
+    }
 
 
 def _batched(t: torch.Tensor) -> torch.Tensor:
@@ -287,7 +283,7 @@ def _launch_split(config, a, b, c, results, epilogue, n: int, k_split: int, spli
     """The product in ``splits`` parts of K, whose sums a second kernel adds in order before its epilogue."""
     batch, m, columns = c.shape[0], a.shape[1], b.shape[2]
     partials = torch.empty(splits * batch, m, columns, dtype=torch.float32, device=c.device)
-    _launch(config, a, b, partials, (_layout(partials), None, None), _PLAIN, columns, k_split)
+    _launch(config, a, b, partials, (_layout(partials), None, None), _epilogue(), columns, k_split)
     block_m, block_n = _FINISH_BLOCK
     finish_kernel[(batch * triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)](
         partials,

@@ -1,9 +1,9 @@
 """The grouped GEMM ops in Triton: one kernel for both forms, a program for each tile; ``_gemm_epilogue.finish`` is its epilogue.
 
-Every program reads the ends of all groups at once, into registers, and finds its group from them: a prefix maximum clamps them, a prefix
-sum counts the tiles. So nothing waits for a chain of loads, and the grid depends on shapes alone: with rows it has the most tiles that
-any ends could make, ``T // BLOCK_M`` and one more for each group and for the rows past the last end, which some programs fill with
-zeros. The work is 2 T K N flops, of which a group's last tile wastes half a tile of rows on average.
+Every program loads the ends of all groups at once and finds its group in registers: a prefix maximum clamps the ends, a prefix sum counts
+the tiles. No chain of loads delays it. The grid depends on shapes alone: in the rows form it has the most tiles that any ends could make,
+``T // BLOCK_M`` plus one for each group and one for the rows past the last end, which some programs fill with zeros. The work is 2 T K N
+flops, of which a group's last tile wastes half a tile of rows on average.
 
 Traps:
 
@@ -66,6 +66,14 @@ def _group_of_terms(offs, stride_offs, groups, K, group, GROUPS: tl.constexpr):
     ends = _ends(offs, stride_offs, 0, groups, K, GROUPS)
     g = tl.arange(0, GROUPS)
     return tl.max(tl.where(g < group, ends, 0), 0), tl.max(tl.where(g <= group, ends, 0), 0)
+
+
+@triton.jit
+def _store_zeros(matrix, tile, HALVES: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    batch, row, column, rows, columns = tile
+    zeros = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for half in tl.static_range(HALVES):
+        store_tile(matrix, zeros, batch, row, column, rows, columns, WIDE, half == 1)
 
 
 @triton.jit(
@@ -175,32 +183,17 @@ def grouped_kernel(
             WIDE,
         )
     elif not SUMS:
-        zeros = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        # The tuples are written out each time, as in finish_kernel.
-        store_tile(
-            (c, stride_cb, stride_cm, stride_cn, C_COLUMN_MAJOR, VEC_C),
-            zeros,
-            batch,
-            first_row,
-            first_column,
-            row_end,
-            N,
-            WIDE,
-            False,
-        )
+        tile = (batch, first_row, first_column, row_end, N)
+        _store_zeros((c, stride_cb, stride_cm, stride_cn, C_COLUMN_MAJOR, VEC_C), tile, 1, WIDE, BLOCK_M, BLOCK_N)
         if preact is not None:
-            for half in tl.static_range(2 if GATED else 1):
-                store_tile(
-                    (preact, stride_zb, stride_zm, stride_zn, Z_COLUMN_MAJOR, VEC_Z),
-                    zeros,
-                    batch,
-                    first_row,
-                    first_column,
-                    row_end,
-                    N,
-                    WIDE,
-                    half == 1,
-                )
+            _store_zeros(
+                (preact, stride_zb, stride_zm, stride_zn, Z_COLUMN_MAJOR, VEC_Z),
+                tile,
+                2 if GATED else 1,
+                WIDE,
+                BLOCK_M,
+                BLOCK_N,
+            )
 
 
 @grouped_gemm_op.bound

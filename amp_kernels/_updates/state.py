@@ -100,8 +100,8 @@ def decayed(g: Tensor, weight_decay: float | Tensor, p: Tensor) -> Tensor:
 
 
 def cautious_direction(direction: Tensor, g: Tensor, flags: int) -> Tensor:
-    """With the flag ``CAUTIOUS`` 0 where the direction has not the sign of the gradient (Liang et al., "Cautious optimizers", 2024,
-    without the rescaling). NaN stays."""
+    """``direction``; with the flag ``CAUTIOUS``, 0 where its sign differs from the gradient's (Liang et al., "Cautious optimizers",
+    2024, without the rescaling). NaN stays."""
     return torch.where(direction * g <= 0, 0.0, direction) if flags & CAUTIOUS else direction
 
 

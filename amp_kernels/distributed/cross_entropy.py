@@ -139,7 +139,7 @@ class _VocabParallel(torch.autograd.Function):
         outside = counted & ((target < 0) | (target >= classes))
         loss = torch.where(outside, torch.nan, log_total - wanted + options.z_loss * lse * lse)
         loss = torch.where(counted, loss, 0.0)
-        divisor = denominator(target, None, options) if reduction == "mean" else None
+        divisor = denominator(target, None, reduction, options)
         ctx.options, ctx.classes = options, classes
         # log_softmax over all classes is the kernel's, over this rank's classes, plus this:
         share = log_sum + (largest - lse)

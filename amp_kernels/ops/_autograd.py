@@ -16,7 +16,7 @@ def under_transform() -> bool:
 
 
 def add_gradient(total: torch.Tensor | None, copy: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """Adds what reached an operand through its 16-bit ``copy``: nothing, unless a backward was differentiated."""
+    """Adds the gradient of an operand's 16-bit ``copy``, which exists only if a backward was differentiated."""
     if copy is None:
         return total
     return copy.to(dtype) if total is None else total + copy.to(dtype)
@@ -34,6 +34,6 @@ def check_not_recorded(op: str, **tensors: torch.Tensor | None) -> None:
             )
 
 
-def needs_gradient(tensor: torch.Tensor) -> bool:
-    """True if autograd will ask for the gradient of ``tensor``."""
-    return torch.is_grad_enabled() and tensor.requires_grad
+def needs_gradient(*tensors: torch.Tensor | None) -> bool:
+    """True if autograd will ask for the gradient of one of the ``tensors``."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)

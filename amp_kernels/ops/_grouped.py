@@ -18,7 +18,7 @@ from .._dispatch import autocast
 from .._raw import activation_backward
 from .._raw.grouped_gemm import grouped_gemm_accumulate_op, grouped_gemm_op, row_products, sum_products
 from . import _main_grad
-from ._autograd import add_gradient
+from ._autograd import add_gradient, needs_gradient
 from ._linear import gradient_dtype, preactivation_gradient
 from ._tensors import cast, values_are_known
 from .routing import combine_rows, spread_rows
@@ -84,12 +84,8 @@ def torch_sums(a, b, offs) -> torch.Tensor:
 # ---- autograd
 
 
-def _recorded(*tensors: torch.Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
 def differentiable_rows(a, b, offs, bias, shadow, options: Options, gather=None) -> torch.Tensor:
-    if _recorded(a, b, bias):
+    if needs_gradient(a, b, bias):
         return autocast.apply(_Rows, a, b, bias, shadow, offs, gather, options)[0]
     b16 = cast(b, options.dtype) if shadow is None else shadow
     rows = _gathered(cast(a, options.dtype), gather)
@@ -101,7 +97,7 @@ def _gathered(a, gather) -> torch.Tensor:
 
 
 def differentiable_sums(a, b, offs, options: Options) -> torch.Tensor:
-    if _recorded(a, b):
+    if needs_gradient(a, b):
         return autocast.apply(_Sums, a, b, offs, options)[0]
     return _sums(cast(a, options.dtype), cast(b, options.dtype), offs, options)
 

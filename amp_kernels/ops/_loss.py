@@ -80,8 +80,11 @@ def names_class(op: str, target: Tensor, classes: int, ignore_index: int) -> Ite
         raise
 
 
-def denominator(target: Tensor, weight: Tensor | None, options: Options) -> Tensor:
-    """The divisor of a mean, in fp32 or the dtype of ``weight``: the sum of the counted rows' weights; for probabilities, their number."""
+def denominator(target: Tensor, weight: Tensor | None, reduction: str, options: Options) -> Tensor | None:
+    """The divisor of a mean, in fp32 or the dtype of ``weight``: the sum of the counted rows' weights; for probabilities, their number.
+    ``None`` for other reductions."""
+    if reduction != "mean":
+        return None
     if target.dtype != torch.int64:
         return torch.full((), float(target.shape[0]), dtype=torch.float32, device=target.device)
     counted = target != options.ignore_index
@@ -158,4 +161,4 @@ def composed(logits: Tensor, target: Tensor, weight: Tensor | None, reduction: s
     if options.z_loss:
         z = options.z_loss * x.logsumexp(1).square()
         loss = loss + (z if target.is_floating_point() else torch.where(counted, row * z, 0.0))
-    return reduced(loss, reduction, denominator(target, weight, options) if reduction == "mean" else None)
+    return reduced(loss, reduction, denominator(target, weight, reduction, options))

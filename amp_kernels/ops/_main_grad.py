@@ -210,7 +210,7 @@ def _usable(ctx: torch.autograd.function.FunctionCtx, position: int) -> tuple[Ma
 
 def refuse_data_parallel(*weights: Tensor) -> None:
     """DistributedDataParallel reduces gradients in the dtype of their parameters, and fails within C++ on fp32 ones of
-    16-bit parameters. Called in the forward, where there is still something to say.
+    16-bit parameters. Called in the forward, which can still raise a clear error.
 
     Raises:
         RuntimeError: one of the 16-bit ``weights`` has a ``main_grad`` and DistributedDataParallel runs this forward.

@@ -14,7 +14,7 @@ from .._dispatch import autocast, nodes
 from .._raw import activation_forward
 from .._raw._product import pairwise, preactivation
 from .._raw.gemm import gemm_op
-from ._autograd import add_gradient
+from ._autograd import add_gradient, needs_gradient
 from ._tensors import cast, like, reshaped
 
 
@@ -147,7 +147,7 @@ def differentiable_product(
     Not the op: its autocast rule would turn the forward's dtype into another one where backward is called inside
     autocast.
     """
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+    if needs_gradient(a, b):
         return autocast.apply(Matmul, a, b, a.dtype, out_dtype, alpha, batch_invariant)[0]
     return product(a, b, out_dtype, alpha, batch_invariant)
 
@@ -155,9 +155,8 @@ def differentiable_product(
 class Matmul(torch.autograd.Function):
     """``alpha * (a @ b)`` for operands of at least two dimensions that autograd follows.
 
-    A 16-bit copy that the forward makes of an operand is returned with the result. So it is an output of this
-    node, so a backward that is itself recorded sees that the copy depends on the operand, and the operand's fp32 memory
-    need not be kept.
+    The 16-bit copies that the forward makes of operands are outputs of this node. A backward that is itself recorded then sees that
+    a copy depends on its operand, and the operand's fp32 memory need not be kept.
     """
 
     @staticmethod
@@ -232,11 +231,11 @@ def write_out(
     compute: Callable[[], torch.Tensor],
     **operands: torch.Tensor,
 ) -> torch.Tensor:
-    """``out.copy_(compute())``, without autocast; whether the result may be written there is checked before it is computed."""
+    """``out.copy_(compute())`` without autocast; ``out`` is checked before anything is computed."""
     check_tensor(op, "out", out, accepted)
     check_same_device(op, **operands, out=out)
     check_no_internal_overlap(op, "out", out)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (*operands.values(), out)):
+    if needs_gradient(*operands.values(), out):
         raise RuntimeError(
             f"{op}: out is given while an operand or out requires grad; accepted: torch.no_grad(), or no out"
         )

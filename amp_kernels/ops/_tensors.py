@@ -10,7 +10,7 @@ from .._dispatch.library import PLAIN
 
 
 def is_strided(x: torch.Tensor) -> bool:
-    """True if ``x`` is a tensor as kernels know them. Nested, sparse and MKLDNN tensors are torch's own ops' business."""
+    """False for nested, sparse and MKLDNN tensors, which torch's own ops serve."""
     return x.layout is torch.strided and not x.is_nested
 
 
@@ -20,7 +20,7 @@ def values_are_known(x: torch.Tensor) -> bool:
 
 
 def aligned(x: torch.Tensor | None) -> torch.Tensor | None:
-    """``x``, or a copy if its memory begins at an odd place: kernels of rows take another path there, which adds in another order."""
+    """``x``, or a copy if it is not aligned to 16 bytes: the row kernels then take another path, which adds in another order."""
     if x is None or type(x) not in PLAIN or x.is_meta or x.data_ptr() % 16 == 0 or torch.compiler.is_compiling():
         return x
     return x.clone(memory_format=torch.contiguous_format)
@@ -37,10 +37,10 @@ def like(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def reshaped(fresh: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """A contiguous tensor that nobody else holds, in another shape, for a result.
+    """A fresh contiguous tensor in another shape, for a result.
 
-    Not by ``view``: autograd lets nobody write in place to a view that a Function returned. torch's own linear ends in this
-    operation, too.
+    Not by ``view``: autograd forbids in-place writes to a view that a Function returned. torch's own linear ends in this operation,
+    too.
     """
     same = fresh.ndim == len(shape) and fresh.shape == shape
     return fresh if same else _unsafe_view(fresh, shape)

@@ -66,7 +66,7 @@ def _baddbmm(input, a, b, *, beta=1.0, alpha=1.0, compute_dtype=None, batch_inva
         add = torch.addmm if a.ndim == 2 else torch.baddbmm
         return add(input.to(dtype), a.to(dtype), b.to(dtype), beta=beta, alpha=alpha)
     check_blocks(name, batch_invariant, K=a.shape[-1], **({"N": b.shape[-1]} if needs_gradient(a) else {}))
-    if torch.is_grad_enabled() and (input.requires_grad or a.requires_grad or b.requires_grad):
+    if needs_gradient(input, a, b):
         return autocast.apply(_Baddbmm, input, a, b, alpha, beta, dtype, batch_invariant)[0]
     return added_product(input, cast(a, dtype), cast(b, dtype), alpha, beta, batch_invariant)
 

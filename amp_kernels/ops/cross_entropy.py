@@ -27,51 +27,39 @@ from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
 from .._raw import cross_entropy_rows
-from .._sharding.dtensor import is_dtensor
-from ._autograd import under_transform
-from ._loss import (
-    Options,
-    check_options,
-    check_target,
-    composed,
-    denominator,
-    made_in_forward,
-    names_class,
-    once,
-    reduced,
-    row_factors,
-    scaled,
-)
+from .._sharding.dtensor import refuse_dtensors
+from . import _loss
+from ._autograd import needs_gradient, under_transform
 from ._tensors import aligned, reshaped
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, target, weight, reduction, options, inplace):
-        rows, now = logits.shape[0], made_in_forward(reduction, logits.dtype)
-        divisor = denominator(target, weight, options) if reduction == "mean" else None
+        rows, now = logits.shape[0], _loss.made_in_forward(reduction, logits.dtype)
+        divisor = _loss.denominator(target, weight, reduction, options)
         loss = torch.empty(rows, dtype=torch.float32, device=logits.device)
         factor = grad = None
         if now:
-            factor = row_factors(rows, divisor, None, logits.device)
+            factor = _loss.row_factors(rows, divisor, None, logits.device)
             grad = logits if inplace else torch.empty_like(logits, memory_format=torch.contiguous_format)
         cross_entropy_rows.op(logits, target, weight, factor, loss, grad, **options._asdict())
         ctx.now, ctx.options, ctx.inplace = now, options, inplace
         ctx.save_for_backward(*((grad,) if now else (logits, target, weight, divisor)))
-        return reduced(loss, reduction, divisor)
+        return _loss.reduced(loss, reduction, divisor)
 
     @staticmethod
     def backward(ctx, grad_loss):
-        once("cross_entropy")
+        _loss.once("cross_entropy")
         if ctx.now:
             (grad,) = ctx.saved_tensors
-            return *scaled(grad_loss, (grad, grad.dtype)), None, None, None, None, None
+            return *_loss.scaled(grad_loss, (grad, grad.dtype)), None, None, None, None, None
         grad = _made_in_backward(*ctx.saved_tensors, grad_loss, ctx.options, ctx.inplace)
         return grad, None, None, None, None, None
 
 
 def _made_in_backward(logits, target, weight, divisor, grad_loss, options, inplace) -> Tensor:
-    factor = row_factors(logits.shape[0], divisor, grad_loss, logits.device)
+    factor = _loss.row_factors(logits.shape[0], divisor, grad_loss, logits.device)
     grad = logits if inplace else torch.empty_like(logits, memory_format=torch.contiguous_format)
     cross_entropy_rows.op(logits, target, weight, factor, torch.empty_like(factor), grad, **options._asdict())
     return grad
@@ -80,12 +68,12 @@ def _made_in_backward(logits, target, weight, divisor, grad_loss, options, inpla
 def _backward_of_node(grads, saved, needs_input_grad, ignore_index, is_mean, label_smoothing, z_loss):
     """The backward of :class:`_CrossEntropy` for a node in C++, whose target holds classes: ``saved`` are the gradient
     made in the forward, or logits and target."""
-    once("cross_entropy")
+    _loss.once("cross_entropy")
     of, target = saved
     if target is None:
-        return tuple(scaled(grads[0], (of, of.dtype)))
-    options = Options(ignore_index, label_smoothing, z_loss)
-    divisor = denominator(target, None, options) if is_mean else None
+        return tuple(_loss.scaled(grads[0], (of, of.dtype)))
+    options = _loss.Options(ignore_index, label_smoothing, z_loss)
+    divisor = _loss.denominator(target, None, "mean" if is_mean else "sum", options)
     return (_made_in_backward(of, target, None, divisor, grads[0], options, False),)
 
 
@@ -117,33 +105,33 @@ def _cross_entropy(
 ):
     _check(logits, target, weight, ignore_index, reduction, label_smoothing, z_loss, inplace)
     out_dtype = logits.dtype if out_dtype is None or logits.dtype == torch.float64 else out_dtype
-    options = Options(ignore_index, label_smoothing, z_loss)
+    options = _loss.Options(ignore_index, label_smoothing, z_loss)
     shape = target.shape if not target.is_floating_point() else logits.shape[:1] * (logits.ndim > 1) + logits.shape[2:]
     x, y = by_rows(logits, target)
-    with names_class("cross_entropy", target, logits.shape[logits.ndim > 1], ignore_index):
+    with _loss.names_class("cross_entropy", target, logits.shape[logits.ndim > 1], ignore_index):
         if x.dtype == torch.float64 or y.dtype == torch.float64 or target.requires_grad or under_transform():
-            loss = composed(x, y, weight, reduction, options)
+            loss = _loss.composed(x, y, weight, reduction, options)
         else:
             x = x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
             x = aligned(x) if is_batch_invariant() and not inplace else x
             y = y if y.ndim == 1 or y.stride(1) == 1 or y.shape[1] == 1 else y.contiguous()
             weight = None if weight is None else weight.float().contiguous()
-            if torch.is_grad_enabled() and x.requires_grad:
+            if needs_gradient(x):
                 loss = autocast.apply(_CrossEntropy, x, y, weight, reduction, options, inplace)
             else:
                 rows = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
                 cross_entropy_rows.op(x, y, weight, None, rows, None, **options._asdict())
-                loss = reduced(rows, reduction, denominator(y, weight, options) if reduction == "mean" else None)
+                loss = _loss.reduced(rows, reduction, _loss.denominator(y, weight, reduction, options))
     return (reshaped(loss, shape) if reduction == "none" else loss).to(out_dtype)
 
 
 def _check(logits, target, weight, ignore_index, reduction, label_smoothing, z_loss, inplace) -> None:
     op = "cross_entropy"
-    check_options(op, reduction, label_smoothing, z_loss)
+    _loss.check_options(op, reduction, label_smoothing, z_loss)
     check_tensor(op, "logits", logits, FLOATS)
     if logits.ndim == 0:
         raise ValueError(f"{op}: logits has no dimension; accepted: [C], [N, C] or [N, C, d1, ...]")
-    check_target(op, target, tuple(logits.shape), 0 if logits.ndim == 1 else 1, weight, ignore_index)
+    _loss.check_target(op, target, tuple(logits.shape), 0 if logits.ndim == 1 else 1, weight, ignore_index)
     if weight is not None and weight.dtype not in {logits.dtype, torch.float32}:
         raise TypeError(
             f"{op}: weight has dtype {names([weight.dtype])}; accepted: {names({logits.dtype, torch.float32})}"
@@ -261,9 +249,10 @@ def cross_entropy(
     if autocast.eager(logits, target):
         on = autocast.dtype_on(logits.device.type) is not None
         return _cross_entropy(logits, target, weight, out_dtype=torch.float32 if on else None, **options)
-    if is_dtensor(logits):
-        raise TypeError(
-            f"cross_entropy: logits is a DTensor with the placements {logits.placements}; accepted: each rank's rows, "
-            "logits.to_local(), or amp_kernels.distributed.vocab_parallel_cross_entropy where classes are spread over several ranks"
-        )
+    refuse_dtensors(
+        "cross_entropy",
+        "each rank's rows, logits.to_local(), or amp_kernels.distributed.vocab_parallel_cross_entropy where classes are spread "
+        "over several ranks",
+        logits=logits,
+    )
     return op(logits, target, weight, **options)

@@ -25,7 +25,7 @@ from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
 from .._raw.grouped_gemm import check_ends, check_group_bias, check_offs
-from .._sharding.dtensor import is_dtensor
+from .._sharding.dtensor import refuse_dtensors
 from ._autograd import under_transform
 from ._grouped import Options, differentiable_rows, differentiable_sums, torch_rows, torch_sums
 from ._products import working_dtype
@@ -188,12 +188,7 @@ def _call(a, b, offs, bias, gather, scatter, weights, **options) -> torch.Tensor
     check_tensors("grouped_mm", a=a, b=b)
     routes = {"gather": gather, "scatter": scatter, "weights": weights}
     check_tensors("grouped_mm", optional=True, offs=offs, bias=bias, **routes)
-    for name, tensor in (("a", a), ("b", b)):
-        if is_dtensor(tensor):
-            raise TypeError(
-                f"grouped_mm: {name} is a DTensor with the placements {tensor.placements}; accepted: each rank's experts and "
-                "their tokens as plain tensors"
-            )
+    refuse_dtensors("grouped_mm", "each rank's experts and their tokens as plain tensors", a=a, b=b)
     options |= {
         "activation": check_activation("grouped_mm", options["activation"]),
         "batch_invariant": is_batch_invariant(),

@@ -44,9 +44,7 @@ def _linear(x, weight, bias=None, shadow=None, *, activation="none", compute_dty
         bias = None if bias is None else bias.to(dtype)
         return ACTIVATIONS[activation](F.linear(x.to(dtype), weight.to(dtype), bias))
     _check_blocks(x, weight, batch_invariant)
-    if torch.is_grad_enabled() and (
-        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    ):
+    if needs_gradient(x, weight, bias):
         return autocast.apply(Linear, x, weight, bias, shadow, activation, dtype, batch_invariant)[0]
     weight16 = cast(weight, dtype) if shadow is None else shadow
     x16 = flat(cast(x, dtype))
@@ -58,8 +56,7 @@ def _linear(x, weight, bias=None, shadow=None, *, activation="none", compute_dty
 
 def _linear_split(x, weight, bias=None, shadow=None, *, split, compute_dtype=None, batch_invariant=0):
     dtype = working_dtype("linear", compute_dtype, x=x, weight=weight)
-    recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
-    if not recorded or dtype not in HALF_DTYPES or under_transform():
+    if not needs_gradient(x, weight, bias) or dtype not in HALF_DTYPES or under_transform():
         out = _linear(x, weight, bias, shadow, compute_dtype=compute_dtype, batch_invariant=batch_invariant)
         return list(out.split(split, -1))
     _check(x, weight, bias, shadow, dtype, compute_dtype is not None, "none")

@@ -32,23 +32,10 @@ from .._raw import cross_entropy_rows
 from .._raw.column_sums import column_sums
 from .._raw.gemm import gemm_accumulate_op
 from .._raw.unit_sums import UNIT
-from .._sharding.dtensor import is_dtensor
-from . import _main_grad
+from .._sharding.dtensor import refuse_dtensors
+from . import _loss, _main_grad
 from ._autograd import needs_gradient, under_transform
 from ._linear import gradient_dtype
-from ._loss import (
-    Options,
-    check_options,
-    check_target,
-    composed,
-    denominator,
-    made_in_forward,
-    names_class,
-    once,
-    reduced,
-    row_factors,
-    scaled,
-)
 from ._products import check_blocks, gemm, gemm_options, working_dtype
 from ._shadows import fresh_shadow, with_shadow
 from ._tensors import cast, reshaped
@@ -99,10 +86,10 @@ MOST_Z_LOSS = 2.0**-12
 
 
 def forward_scale(
-    dtype: torch.dtype, reduction: str, target: Tensor, class_weight: Tensor | None, options: Options
+    dtype: torch.dtype, reduction: str, target: Tensor, class_weight: Tensor | None, options: _loss.Options
 ) -> float | None:
     """The factor of gradients that the forward makes; ``None`` if the backward has to make them."""
-    if made_in_forward(reduction, dtype):
+    if _loss.made_in_forward(reduction, dtype):
         return 1.0
     # |p - y| <= 1 for a class that has no weight, and the z-loss adds 2 z |lse| p, where |lse| < 65,536: at most 32.
     bounded = not target.is_floating_point() and class_weight is None and options.z_loss <= MOST_Z_LOSS
@@ -115,7 +102,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         _main_grad.refuse_data_parallel(weight)
         w = cast(weight, dtype) if shadow is None else shadow
         head = _Head(cast(x, dtype), w, bias, chunk, batch_invariant)
-        divisor = denominator(target, class_weight, options) if reduction == "mean" else None
+        divisor = _loss.denominator(target, class_weight, reduction, options)
         loss = x.new_empty(x.shape[0], dtype=torch.float32)
         # The factor of a gradient that the forward made would come after its sum over the rows.
         ctx.scale = None if batch_invariant else forward_scale(dtype, reduction, target, class_weight, options)
@@ -125,7 +112,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx.options = options
         ctx.dtypes = x.dtype, gradient_dtype(weight), None if bias is None else gradient_dtype(bias)
         if ctx.scale == 1.0:
-            factor = row_factors(x.shape[0], divisor, None, x.device)
+            factor = _loss.row_factors(x.shape[0], divisor, None, x.device)
             ctx.save_for_backward(*_gradients(ctx, head, target, class_weight, factor, loss, x.dtype), None)
         elif ctx.scale is not None:
             factor = torch.full((), ctx.scale, dtype=torch.float32, device=x.device).expand(x.shape[0])
@@ -135,11 +122,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 cross_entropy_rows.op(logits, target[rows], class_weight, None, loss[rows], None, **options._asdict())
                 del logits
             ctx.save_for_backward(head.x, w, bias, target, class_weight, divisor)
-        return reduced(loss, reduction, divisor)
+        return _loss.reduced(loss, reduction, divisor)
 
     @staticmethod
     def backward(ctx, grad_loss):
-        once("linear_cross_entropy")
+        _loss.once("linear_cross_entropy")
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
         if ctx.scale is not None:
             dx, dw, db, divisor = ctx.saved_tensors
@@ -150,11 +137,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 factor = factor / divisor.clamp(min=1.0)
             rest = None if dw is None else _main_grad.add(ctx, 1, dw, factor)
             own = None if rest is not None else dw
-            dx, dw, db = scaled(factor, (dx, x_dtype), (own, weight_dtype), (db, bias_dtype))
+            dx, dw, db = _loss.scaled(factor, (dx, x_dtype), (own, weight_dtype), (db, bias_dtype))
             dw = dw if rest is None else rest
         else:
             x, w, bias, target, class_weight, divisor = ctx.saved_tensors
-            factor = row_factors(x.shape[0], divisor, grad_loss, x.device)
+            factor = _loss.row_factors(x.shape[0], divisor, grad_loss, x.device)
             head = _Head(x, w, bias, ctx.chunk, ctx.batch_invariant)
             loss = torch.empty_like(factor)
             if ctx.batch_invariant:
@@ -225,18 +212,18 @@ def _linear_cross_entropy(
 ):
     op = "linear_cross_entropy"
     dtype = working_dtype(op, compute_dtype, input=input, linear_weight=linear_weight)
-    check_options(op, reduction, label_smoothing, z_loss)
+    _loss.check_options(op, reduction, label_smoothing, z_loss)
     mixed = compute_dtype is not None
     _check(input, linear_weight, target, linear_bias, weight, shadow, dtype, mixed, ignore_index, chunk_size)
-    options = Options(ignore_index, label_smoothing, z_loss)
+    options = _loss.Options(ignore_index, label_smoothing, z_loss)
     out_dtype = dtype if compute_dtype is None or dtype == torch.float64 else torch.float32
     x = input.reshape(-1, input.shape[-1])
     soft = target.is_floating_point()
     y = target.reshape(-1, target.shape[-1]) if soft else target.reshape(-1).to(torch.int64)
-    with names_class(op, target, linear_weight.shape[0], ignore_index):
+    with _loss.names_class(op, target, linear_weight.shape[0], ignore_index):
         if dtype == torch.float64 or y.dtype == torch.float64 or target.requires_grad or under_transform():
             bias = None if linear_bias is None else linear_bias.to(dtype)
-            loss = composed(F.linear(x.to(dtype), linear_weight.to(dtype), bias), y, weight, reduction, options)
+            loss = _loss.composed(F.linear(x.to(dtype), linear_weight.to(dtype), bias), y, weight, reduction, options)
         else:
             y = y if not soft or y.stride(1) == 1 or y.shape[1] == 1 else y.contiguous()
             weight = None if weight is None else weight.float().contiguous()
@@ -247,7 +234,7 @@ def _linear_cross_entropy(
             if blocks and chunk_size is None:
                 chunk = -(-chunk // UNIT) * UNIT
             inputs = (x, linear_weight, linear_bias)
-            if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+            if needs_gradient(*inputs):
                 arguments = *inputs, y, weight, shadow, reduction, options, dtype, chunk, blocks
                 loss = autocast.apply(_LinearCrossEntropy, *arguments)
             else:
@@ -256,7 +243,7 @@ def _linear_cross_entropy(
                 for rows, logits in _Head(cast(x, dtype), w, linear_bias, chunk, blocks).chunks():
                     cross_entropy_rows.op(logits, y[rows], weight, None, each[rows], None, **options._asdict())
                     del logits
-                loss = reduced(each, reduction, denominator(y, weight, options) if reduction == "mean" else None)
+                loss = _loss.reduced(each, reduction, _loss.denominator(y, weight, reduction, options))
     return (reshaped(loss, input.shape[:-1]) if reduction == "none" else loss).to(out_dtype)
 
 
@@ -269,7 +256,7 @@ def _check(
             f"{op}: input has shape {list(input.shape)} and linear_weight {list(linear_weight.shape)}; accepted: "
             "[..., in_features] and [classes, in_features]"
         )
-    check_target(op, target, (*input.shape[:-1], linear_weight.shape[0]), input.ndim - 1, weight, ignore_index)
+    _loss.check_target(op, target, (*input.shape[:-1], linear_weight.shape[0]), input.ndim - 1, weight, ignore_index)
     check_bias(op, linear_bias, linear_weight.shape[0], dtype, autocast, "linear_bias")
     check_shadow(op, "shadow", shadow, linear_weight, dtype)
     if chunk_size is not None and not chunk_size >= 1:
@@ -383,10 +370,10 @@ def linear_cross_entropy(
         dtype = autocast.dtype_on(input.device.type)
         shadow = fresh_shadow(linear_weight, dtype)
         return _linear_cross_entropy(*args, shadow, compute_dtype=dtype, **options)
-    for name, tensor in (("input", input), ("linear_weight", linear_weight)):
-        if is_dtensor(tensor):
-            raise TypeError(
-                f"linear_cross_entropy: {name} is a DTensor with the placements {tensor.placements}; accepted: plain tensors, "
-                "or amp_kernels.linear, and amp_kernels.distributed.vocab_parallel_cross_entropy of its logits"
-            )
+    refuse_dtensors(
+        "linear_cross_entropy",
+        "plain tensors, or amp_kernels.linear, and amp_kernels.distributed.vocab_parallel_cross_entropy of its logits",
+        input=input,
+        linear_weight=linear_weight,
+    )
     return op(*args, **options)

@@ -41,7 +41,7 @@ def _matmul(a, b, *, compute_dtype=None, out_dtype=None, batch_invariant=0):
     row = a.unsqueeze(0) if a.ndim == 1 else a
     column = b.unsqueeze(1) if b.ndim == 1 else b
     check_blocks("matmul", batch_invariant, K=a.shape[-1], **({"N": column.shape[-1]} if needs_gradient(a) else {}))
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+    if needs_gradient(a, b):
         out = autocast.apply(Matmul, row, column, dtype, out_dtype, 1.0, batch_invariant)[0]
     else:
         out = product(cast(row, dtype), cast(column, dtype), out_dtype, 1.0, batch_invariant)

@@ -151,9 +151,9 @@ def _mlp(
         b1, b2 = (None if b is None else b.to(dtype) for b in (b1, b2))
         return F.linear(ACTIVATIONS[activation](F.linear(x.to(dtype), w1.to(dtype), b1)), w2.to(dtype), b2)
     check_blocks("mlp", batch_invariant, in_features=w1.shape[1], hidden_features=w2.shape[1])
-    if needs_gradient(w1) or needs_gradient(x):
+    if needs_gradient(w1, x):
         check_blocks("mlp", batch_invariant, out_features=w2.shape[0], hidden_rows=w1.shape[0])
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(x, w1, b1, w2, b2):
+    if needs_gradient(x, w1, b1, w2, b2):
         return autocast.apply(_Mlp, x, w1, b1, w2, b2, shadow1, shadow2, activation, dtype, batch_invariant)[0]
     w1_16 = cast(w1, dtype) if shadow1 is None else shadow1
     w2_16 = cast(w2, dtype) if shadow2 is None else shadow2

@@ -3,9 +3,9 @@
 The op is composite: it decomposes into ``norm_forward`` and ``norm_backward``. float64, torch.func transforms,
 forward-mode AD and tensors without elements take torch's own norms, in at least fp32.
 
-Under autocast the result has autocast's dtype, computed in fp32 from whatever comes in: so a residual stream in fp32 is
-read as it is and the next layer gets its 16 bits, without an fp32 copy of an activation and without a cast. torch's own
-rule returns fp32 there, and for rms_norm it depends on torch's version.
+Under autocast the result has autocast's dtype, computed in fp32 from any input dtype. A residual stream in fp32 is read directly and
+the next layer gets 16 bits, without a cast and without an fp32 copy of an activation. torch's own rule returns fp32 there, and for
+rms_norm it depends on torch's version.
 
 Compilers see torch's norm in fp32 instead, unless there is dropout, and fuse it with the additions around it.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import overload
 
 import torch
@@ -30,7 +31,7 @@ from .._raw import dropout, norm_backward, norm_forward
 from .._raw._norm import check_like, check_rate
 from .._sharding.dtensor import by_rows, is_dtensor
 from . import _main_grad
-from ._autograd import under_transform
+from ._autograd import needs_gradient, under_transform
 from ._linear import gradient_dtype
 from ._tensors import aligned, cast, is_strided, reshaped
 from .dropout_add import Dropout
@@ -54,27 +55,26 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads):
         *saved, seed = ctx.saved_tensors
-        dropped = seed, ctx.dropout_p
-        gradients = _gradients(grads, saved, ctx.needs_input_grad[:4], ctx.options, ctx.dtypes, *dropped, ctx)
+        needs = ctx.needs_input_grad[:4]
+        gradients = _gradients(grads, saved, needs, ctx.options, ctx.dtypes, seed, ctx.dropout_p, ctx)
         return *gradients, *(None,) * 6
 
 
 def _gradients(grads, saved, needs, options, dtypes, seed=None, dropout_p=0.0, ctx=None) -> tuple[Tensor | None, ...]:
-    """The gradients of x, weight, bias and residual, in ``dtypes``. ``grads`` and ``saved`` are in the order of :class:`_Norm`, whose
-    node is ``ctx``."""
+    """The gradients of x, weight, bias and residual, in ``dtypes``; ``grads`` and ``saved`` as in :class:`_Norm`, whose node is ``ctx``."""
     grad, grad_sum = grads
     x, weight, bias, mean, rstd = saved
     batch_invariant = ctx is not None and ctx.batch_invariant
     if grad is None:
         found = grad_sum, None, None, None
     elif torch.is_grad_enabled():
-        found = *_differentiable_backward(options, x, weight, bias, grad, grad_sum, needs), None
+        found = *_differentiable_backward(options, x, weight, bias, grad, grad_sum), None
     else:
         branch = seed, dropout_p, dtypes[0] if needs[0] else None
         if batch_invariant:
             grad, grad_sum = aligned(grad), aligned(grad_sum)
         in_kernel = (needs[0], False, False, needs[3]) if batch_invariant else needs
-        found = _backward(options[0], x, weight, mean, rstd, grad, grad_sum, in_kernel, *branch)
+        found = _backward(options[0], x, weight, mean, rstd, grad, grad_sum, in_kernel, branch)
         if batch_invariant:
             found = found[0], *_parameter_gradients(ctx, x, weight, bias, mean, rstd, grad), found[3]
     of_x, of_weight, of_bias, of_branch = found
@@ -119,12 +119,11 @@ def _forward(
     return reshaped(y, x.shape), None if residual is None else reshaped(total, x.shape), mean, rstd
 
 
-def _backward(
-    dimensions, x, weight, mean, rstd, grad, grad_sum, needs, seed=None, dropout_p=0.0, branch_dtype=None
-) -> tuple[Tensor | None, ...]:
-    """The gradients of the sum, of weight and bias, and that of the branch where it is not the sum's."""
+def _backward(dimensions, x, weight, mean, rstd, grad, grad_sum, needs, branch) -> tuple[Tensor | None, ...]:
+    """The gradients of the sum, of weight and bias, and of the branch if it differs from the sum's."""
     columns = math.prod(x.shape[-dimensions:])
     _, needs_weight, needs_bias, _ = needs
+    seed, dropout_p, branch_dtype = branch
     if branch_dtype not in KERNEL_DTYPES or (seed is None and branch_dtype == x.dtype):
         seed, dropout_p, branch_dtype = None, 0.0, None
     grad_x, sums, of_branch = norm_backward.op(
@@ -159,7 +158,7 @@ def _gradients_of_node(grads, saved, needs_input_grad, dimensions, eps, centred,
 nodes.FORMULAS["norm"] = _gradients_of_node
 
 
-def _differentiable_backward(options, x, weight, bias, grad, grad_sum, needs) -> tuple[Tensor | None, ...]:
+def _differentiable_backward(options, x, weight, bias, grad, grad_sum) -> tuple[Tensor | None, ...]:
     """The same through operations that autograd can differentiate again."""
     dimensions, eps, centred = options
     inputs = [t if t is None or t.requires_grad else t.detach().requires_grad_() for t in (x, weight, bias)]
@@ -212,8 +211,7 @@ def _norm(
     if is_batch_invariant():
         x, residual = aligned(x), aligned(residual)
     arguments = x, weight, bias, residual, seed, len(shape), eps, centred, out_dtype, dropout_p
-    recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in arguments[:4])
-    y, total = autocast.apply(_Norm, *arguments) if recorded else _forward(*arguments)[:2]
+    y, total = autocast.apply(_Norm, *arguments) if needs_gradient(*arguments[:4]) else _forward(*arguments)[:2]
     return [y] if total is None else [y, total]
 
 
@@ -256,29 +254,29 @@ op = define(
 autocast.lower_precision(op)
 
 
-def _call(x, normalized_shape, weight, bias, residual, eps: float, centred: bool, dropout_p: float):
+def _call(x, residual, weight, bias, normalized_shape, eps: float, centred: bool, dropout_p: float):
+    if dropout_p == 0.0 and nodes.may_serve():
+        found = nodes.norm(x, normalized_shape, weight, bias, eps, centred, residual)
+        if found is not None:
+            return found
     name = "layer_norm" if centred else "rms_norm"
     check_tensors(name, x=x)
     check_tensors(name, optional=True, weight=weight, bias=bias, residual=residual)
     shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
     if residual is None and not is_strided(x):
         return F.layer_norm(x, shape, weight, bias, eps) if centred else F.rms_norm(x, shape, weight, eps)
-    options = {"eps": eps, "centred": centred}
     seed = None
     if dropout_p != 0.0:
         check_rate(name, "dropout_p", dropout_p)
         if residual is None:
             raise ValueError(f"{name}: dropout_p is {dropout_p}; accepted without a residual: 0.0")
         seed = dropout.draw_seed(name, x)
-        options["dropout_p"] = dropout_p
+    options = {"eps": eps, "centred": centred, "dropout_p": dropout_p}
     if autocast.eager(*(t for t in (x, weight, bias, residual) if t is not None)):
         dtype = autocast.dtype_on(x.device.type)
         results = _norm(x, shape, weight, bias, residual, seed, compute_dtype=dtype, **options)
     elif is_dtensor(x):
-
-        def norm(x, residual, weight, bias):
-            return _call(x, shape, weight, bias, residual, eps, centred, dropout_p)
-
+        norm = partial(_call, normalized_shape=shape, **options)
         return by_rows(name, norm, range(-len(shape), 0), (x, residual), (weight, bias))
     else:
         results = op(x, shape, weight, bias, residual, seed, **options)
@@ -349,11 +347,7 @@ def layer_norm(
         >>> torch.equal(total, x + residual)
         True
     """
-    if dropout_p == 0.0 and nodes.may_serve():
-        found = nodes.norm(x, normalized_shape, weight, bias, eps, True, residual)
-        if found is not None:
-            return found
-    return _call(x, normalized_shape, weight, bias, residual, eps, True, dropout_p)
+    return _call(x, residual, weight, bias, normalized_shape, eps, True, dropout_p)
 
 
 @overload
@@ -402,8 +396,4 @@ def rms_norm(
     """
     if eps is None:
         eps = torch.finfo(torch.float64 if getattr(x, "dtype", None) == torch.float64 else torch.float32).eps
-    if dropout_p == 0.0 and nodes.may_serve():
-        found = nodes.norm(x, normalized_shape, weight, None, eps, False, residual)
-        if found is not None:
-            return found
-    return _call(x, normalized_shape, weight, None, residual, eps, False, dropout_p)
+    return _call(x, residual, weight, None, normalized_shape, eps, False, dropout_p)

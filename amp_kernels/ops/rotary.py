@@ -132,15 +132,16 @@ def _rotary(
     check_weights("rotary", q, q_weight, k_weight, dtypes)
     out_dtype = q.dtype if compute_dtype is None or double else compute_dtype
     by_torch = double or q.numel() == 0 or k.numel() == 0 or under_transform() or is_traced(q)
-    if by_torch or needs_gradient(cos) or needs_gradient(sin):
+    if by_torch or needs_gradient(cos, sin):
         return _composed(q, k, cos, sin, q_weight, k_weight, eps, interleaved, out_dtype)
     if is_batch_invariant() and q_weight is not None:  # the norm sums the gradients of weights in an order of its own
         options = {"eps": eps, "centred": False, "compute_dtype": torch.float32}
         q, k = (norm._norm(x, w.shape, w, **options)[0] for x, w in ((q, q_weight), (k, k_weight)))
         q_weight = k_weight = None
     arguments = q, k, cos, sin, q_weight, k_weight, eps, interleaved, out_dtype
-    recorded = any(t is not None and needs_gradient(t) for t in (q, k, q_weight, k_weight))
-    return autocast.apply(_Rotary, *arguments) if recorded else _forward(*arguments)
+    if needs_gradient(q, k, q_weight, k_weight):
+        return autocast.apply(_Rotary, *arguments)
+    return _forward(*arguments)
 
 
 def samples(device: str) -> Iterator[Sample]:

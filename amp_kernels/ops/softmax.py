@@ -165,6 +165,10 @@ autocast.lower_precision(op)
 
 
 def _call(input: Tensor, dim: int, mask: Tensor | None, safe: bool, dtype: torch.dtype | None, log: bool) -> Tensor:
+    if mask is None and dtype is None and not safe and nodes.may_serve():
+        y = nodes.softmax(input, dim, log)
+        if y is not None:
+            return y
     name = "log_softmax" if log else "softmax"
     check_tensors(name, input=input)
     check_tensors(name, optional=True, mask=mask)
@@ -222,10 +226,6 @@ def softmax(
         tensor([[0.5000, 0.5000, 0.0000],
                 [0.0000, 0.0000, 0.0000]], dtype=torch.float16)
     """
-    if mask is None and dtype is None and not safe and nodes.may_serve():
-        y = nodes.softmax(input, dim, False)
-        if y is not None:
-            return y
     return _call(input, dim, mask, safe, dtype, False)
 
 
@@ -248,8 +248,4 @@ def log_softmax(
         >>> ak.log_softmax(torch.zeros(4), 0)
         tensor([-1.3863, -1.3863, -1.3863, -1.3863])
     """
-    if mask is None and dtype is None and not safe and nodes.may_serve():
-        y = nodes.softmax(input, dim, True)
-        if y is not None:
-            return y
     return _call(input, dim, mask, safe, dtype, True)

@@ -109,6 +109,7 @@ inline pybind11::dict dict_of(const GemmTile& t) {
 
 inline void bind_gemm_plan(pybind11::module_& m) {
   using namespace pybind11::literals;
+  m.def("gemm_repack_pitch", &gemm_repack_pitch, pybind11::arg("length"), "Elements between the lines of a copy.");
   m.def(
       "gemm_candidates",
       [] {

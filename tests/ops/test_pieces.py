@@ -15,7 +15,7 @@ from amp_kernels._updates.state import exponents_at
 from amp_kernels.testing.bits import assert_same_bits
 from amp_kernels.testing.updates import Update
 
-from .test_moments8 import BACKEND, step
+from .moments8 import BACKEND, step
 from .update_rules import BF16, F16, F32
 
 U8, I8 = torch.uint8, torch.int8

@@ -12,6 +12,7 @@ import torch
 from triton.runtime.interpreter import GridExecutor
 
 import amp_kernels as ak
+from amp_kernels import _host
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._raw.gemm import gemm, gemm_accumulate_
 from amp_kernels._triton import gemm as host
@@ -109,8 +110,9 @@ def test_unaligned_operands_are_copied_for_tma(layouts, monkeypatch):
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_long_lines_of_copies_start_at_lines_of_l2(transposed):
-    for width, pitch in ((511, 512), (513, 576), (41, 48)):
+def test_lines_of_copies_start_where_those_of_the_cuda_kernels_do(transposed):
+    for width, pitch in ((41, 48), (505, 512), (511, 512), (512, 512), (513, 576), (577, 640)):
+        assert _host.gemm_repack_pitch(width) == pitch
         x = torch.randn(1, 3, width, dtype=torch.float32).half()
         copy = host._for_tma(x.mT if transposed else x, 5)
         copy = copy.mT if transposed else copy
