@@ -47,7 +47,7 @@ class _Embedding(torch.autograd.Function):
             wide = torch.ops.aten.embedding_dense_backward(grad.float(), indices, ctx.shape[0], *ctx.options.values())
             return wide.to(ctx.dtype), None, None, None
         ordered, order = indices.flatten().long().sort(stable=True)
-        rows = grad.reshape(-1, ctx.shape[1]).contiguous()
+        rows = grad.reshape(indices.numel(), ctx.shape[1]).contiguous()
         options = {**ctx.options, "in_order": True} if ctx.in_order else ctx.options
 
         def add_to(out: Tensor, fresh: bool) -> None:

@@ -38,7 +38,7 @@ from ._autograd import needs_gradient, under_transform
 from ._linear import gradient_dtype
 from ._products import check_blocks, gemm, gemm_options, working_dtype
 from ._shadows import fresh_shadow, with_shadow
-from ._tensors import cast, reshaped
+from ._tensors import cast, flat, reshaped
 from .linear import check_shadow
 
 
@@ -217,7 +217,7 @@ def _linear_cross_entropy(
     _check(input, linear_weight, target, linear_bias, weight, shadow, dtype, mixed, ignore_index, chunk_size)
     options = _loss.Options(ignore_index, label_smoothing, z_loss)
     out_dtype = dtype if compute_dtype is None or dtype == torch.float64 else torch.float32
-    x = input.reshape(-1, input.shape[-1])
+    x = flat(input)
     soft = target.is_floating_point()
     y = target.reshape(-1, target.shape[-1]) if soft else target.reshape(-1).to(torch.int64)
     with _loss.names_class(op, target, linear_weight.shape[0], ignore_index):

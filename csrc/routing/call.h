@@ -25,7 +25,7 @@ struct SpreadRows {
   Routes routes;
   const void *x, *y;
   void* out;
-  float* dots;
+  float* dots;             // null without y, which may have no columns and then no address
   DType x_type, out_type;  // equal, or fp32 to 16 bits
 };
 Status spread_rows(const SpreadRows& call, Stream stream);

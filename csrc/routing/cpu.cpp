@@ -46,13 +46,13 @@ void for_each_choice(const Routes& r, int64_t token, const F& f) {
 
 Status spread_rows(const SpreadRows& p, Stream) {
   const Routes& r = p.routes;
-  if (p.y) std::fill_n(p.dots, r.rows(), 0.0f);
+  if (p.dots) std::fill_n(p.dots, r.rows(), 0.0f);
   for_each_tile(r, [&](int64_t token, int64_t c, int64_t n) {
     alignas(64) float x_tile[kTile], tile[kTile];
     const float* x = load_tile(p.x, p.x_type, token * r.columns + c, n, x_tile);
     for_each_choice(r, token, [&](int64_t choice, int64_t place, float weight) {
       const int64_t at = place * r.columns + c;
-      if (p.y) p.dots[choice] += products_span(load_tile(p.y, p.out_type, at, n, tile), x, n);
+      if (p.dots) p.dots[choice] += products_span(load_tile(p.y, p.out_type, at, n, tile), x, n);
       float* const out = result_tile(p.out, p.out_type, at, tile);
       scale_span(x, weight, out, n);
       store_tile(out, p.out, p.out_type, at, n);

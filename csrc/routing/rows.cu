@@ -103,7 +103,7 @@ spread_rows_kernel(AK_PARAM(SpreadRows) p) {
       store_piece<kVectors, Cache::kDefault>(out + column, values, left);
     }
   }
-  if (p.y == nullptr) return;
+  if (p.dots == nullptr) return;
   dot = warp_sum(dot);
   if (lane_index() == 0) store(p.dots + row, dot);
 }

@@ -49,6 +49,12 @@ def check(weight, indices, grad, before=None, **options):
     return fresh.grad
 
 
+def test_rows_without_elements():
+    weight = torch.empty(7, 0, requires_grad=True)
+    out = ak.embedding(torch.arange(5), weight)
+    assert torch.autograd.grad(out.sum(), weight)[0].shape == (7, 0)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("rows", "columns", "entries"), [(7, 8, 1), (11, 24, 100), (40, 33, 300), (3, 264, 37), (5, 1, 50), (4, 6, 0)]

@@ -241,6 +241,10 @@ def test_ignored_and_empty_rows():
         dx, dw = torch.autograd.grad(loss, (empty, weight))
         assert dx.shape == (0, 16)
         assert not dw.any()
+    featureless = [torch.empty(n, 0, requires_grad=True) for n in (5, 8)]  # uniform probabilities
+    loss = linear_cross_entropy(*featureless, torch.arange(5))
+    torch.testing.assert_close(loss.item(), math.log(8))
+    assert [g.shape for g in torch.autograd.grad(loss, featureless)] == [(5, 0), (8, 0)]
 
 
 @pytest.mark.parametrize("which", [0, 1, 3])

@@ -100,7 +100,7 @@ def test_results_are_exact(device, tokens, top_k, columns):
         assert torch.equal(wide_total, expected)
 
 
-@pytest.mark.parametrize("columns", [1, 40, 37, 1100, 4096])
+@pytest.mark.parametrize("columns", [0, 1, 40, 37, 1100, 4096])
 def test_gradients_of_weights(device, columns):
     """Sums of products of 11 bits or fewer, which are exact in fp32: an error of (columns - 1) additions."""
     places = drawn_places(6, 3, columns).to(device)
