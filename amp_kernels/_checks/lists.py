@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -144,6 +145,22 @@ def check_number(op: str, argument: str, value: float, low: float = -math.inf, h
         error, shown = TypeError, f"{value!r}, of type {type_name(value)}"
     start = "above 0" if low == math.ulp(0.0) else f"from {low}"
     raise error(f"{op}: {argument} is {shown}; accepted: a number {start} to {high}")
+
+
+def check_count(op: str, argument: str, value: int, low: int) -> None:
+    """Raise unless ``value`` is a whole number of at least ``low``.
+
+    Raises:
+        TypeError: ``value`` is no whole number.
+        ValueError: it is out of range.
+    """
+    try:
+        if operator.index(value) >= low:
+            return
+        error, shown = ValueError, value
+    except TypeError:
+        error, shown = TypeError, f"{value!r}, of type {type_name(value)}"
+    raise error(f"{op}: {argument} is {shown}; accepted: a whole number from {low}")
 
 
 def inverse_scale(grad_scale: Tensor | None) -> Tensor | float:

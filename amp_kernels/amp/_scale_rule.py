@@ -22,7 +22,7 @@ class ScaleRule:
     ):
         lists.check_number("GradScaler", "min_scale", min_scale, 0.0)
         lists.check_number("GradScaler", "max_scale", max_scale, min_scale)
-        lists.check_number("GradScaler", "hysteresis", hysteresis, 1)
+        lists.check_count("GradScaler", "hysteresis", hysteresis, 1)
         self.min_scale, self.max_scale, self.hysteresis = min_scale, max_scale, hysteresis
         self.consecutive_hysteresis, self.dynamic = bool(consecutive_hysteresis), dynamic
         self.tracker: Tensor | None = None  # int32: overflows until the scale backs off
@@ -30,12 +30,10 @@ class ScaleRule:
 
     def check_torchs(self, init_scale: float, backoff_factor: float, growth_interval: int) -> None:
         """Check the numbers of torch's scaler, which lets NaN and a scale out of range pass."""
-        check = lists.check_number
-        check(
-            "GradScaler", "init_scale", init_scale, max(self.min_scale, math.ulp(0.0))
-        )  # below, overflows would raise it
-        check("GradScaler", "backoff_factor", backoff_factor, math.ulp(0.0))
-        check("GradScaler", "growth_interval", growth_interval, 0)
+        least = max(self.min_scale, math.ulp(0.0))  # below it, overflows would raise the scale
+        lists.check_number("GradScaler", "init_scale", init_scale, least)
+        lists.check_number("GradScaler", "backoff_factor", backoff_factor, math.ulp(0.0))
+        lists.check_count("GradScaler", "growth_interval", growth_interval, 0)
 
     def create_tracker(self, device: torch.device) -> None:
         self.tracker = torch.full((), self._start, dtype=torch.int32, device=device)
@@ -74,6 +72,12 @@ def check_factors(growth_factor: float, backoff_factor: float) -> None:
     """Refuse NaN before torch's checks, which accept it in some versions and fail without a message in others."""
     lists.check_number("GradScaler", "growth_factor", growth_factor)
     lists.check_number("GradScaler", "backoff_factor", backoff_factor)
+
+
+def check_state(state: dict[str, Any]) -> None:
+    """Refuse numbers of a checkpoint that torch's scaler would take and fail with later."""
+    lists.check_number("GradScaler.load_state_dict", "scale", state["scale"], 0.0)
+    lists.check_count("GradScaler.load_state_dict", "growth_interval", state["growth_interval"], 0)
 
 
 def acceptable_scale(new_scale: float | Tensor) -> float | Tensor:

@@ -31,7 +31,7 @@ class SkipRecord:
 
     def __init__(self, limit: int | None, start: tuple[int, int] = (0, 0)):
         if limit is not None:
-            lists.check_number("GradScaler", "max_consecutive_skips", limit, 1)
+            lists.check_count("GradScaler", "max_consecutive_skips", limit, 1)
         self.limit = limit
         self.pair: Tensor | None = None  # int64 [2] on the device: skipped iterations in all, and in a row
         self.counters: tuple[Tensor, ...] = ()  # views of it

@@ -30,7 +30,7 @@ from .._sharding.zero import inner_optimizer
 from ..optim._base import FusedOptimizer
 from ._gradients import Agreements, check, has_foreign, local_grads, unscale
 from ._records import all_flags, clean, combined, record_of, stepped_flags, watch_backward
-from ._scale_rule import ScaleRule, acceptable_scale, check_factors
+from ._scale_rule import ScaleRule, acceptable_scale, check_factors, check_state
 from ._skips import SkipRecord
 from .clip import clip
 
@@ -75,7 +75,7 @@ class GradScaler(HasCompiledCalls, _GradScaler):
     Raises:
         AssertionError: a factor is out of range, as in torch.
         ValueError: another number is out of range or NaN, or ``device`` names no device type.
-        TypeError: ``device`` is not a string.
+        TypeError: ``device`` is not a string, or a number of iterations or overflows not a whole one.
 
     Examples:
         >>> weight = torch.nn.Parameter(torch.ones(1))
@@ -363,7 +363,10 @@ class GradScaler(HasCompiledCalls, _GradScaler):
 
         Raises:
             RuntimeError: the dict is empty, that is, from a disabled scaler.
+            TypeError, ValueError: the scale or the growth interval is no number or out of range. Nothing was loaded.
         """
+        if self._enabled and state_dict:
+            check_state(state_dict)
         super().load_state_dict(state_dict)
         if self._enabled:
             self._rule.load_state_dict(state_dict)

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._checks import lists
+from .._checks.modules import check_module
 from .._checks.types import type_name
 from .._dispatch.capture import capture, rehearsal
 from .._dispatch.devices import restorer
@@ -58,7 +59,8 @@ def graph_step(
         ``torch.distributed.destroy_process_group()``. It is also called when the interpreter exits.
 
     Raises:
-        TypeError: the optimizer or the scaler is not of this package; when called, an input is not a tensor.
+        TypeError: the optimizer or the scaler is not of this package, ``model`` is no module or ``step_fn`` no function; when called,
+            an input is not a tensor.
         ValueError: ``warmup`` is below 2; when called, an input has another shape, dtype or device than in the first call, or a
             parameter that requires a gradient has none in the step, so that no replay would update it.
         RuntimeError: when called, the step reads a value on the host (``.item()``, ``if tensor``, a mask as an index), or changes a
@@ -102,7 +104,10 @@ class GraphedStep:
             )
         if scaler is not None and not isinstance(scaler, GradScaler):
             raise TypeError(f"graph_step: scaler has type {type_name(scaler)}; accepted: None, amp_kernels.GradScaler")
-        lists.check_number("graph_step", "warmup", warmup, 2)
+        check_module("graph_step", model)
+        if not callable(step_fn):
+            raise TypeError(f"graph_step: step_fn has type {type_name(step_fn)}; accepted: a function")
+        lists.check_count("graph_step", "warmup", warmup, 2)
         self._step_fn, self._warmup = step_fn, warmup
         self._model, self._optimizer, self._scaler = model, optimizer, scaler
         self._rates: list[Tensor] = []

@@ -88,7 +88,7 @@ def save(
         <All keys matched successfully>
     """
     if keep is not None:
-        lists.check_number("checkpoint.save", "keep", keep, 1)
+        lists.check_count("checkpoint.save", "keep", keep, 1)
     wait()
     parts = {"model": model, "optimizer": optimizer, "scaler": scaler, "scheduler": scheduler, "data": data}
     with torch.no_grad():

@@ -226,7 +226,7 @@ def parity(
     unknown = [precision for precision in precisions if precision not in PRECISIONS]
     if unknown:
         raise ValueError(f"parity: precisions has {unknown[0]!r}; accepted: {', '.join(PRECISIONS)}")
-    lists.check_number("parity", "seeds", seeds, 2)
+    lists.check_count("parity", "seeds", seeds, 2)
     lists.check_number("parity", "factor", factor, 0.0)
     outcomes = []
     for seed in range(seeds):

@@ -123,6 +123,8 @@ def test_parameters_without_a_gradient_are_named():
     ("options", "error", "words"),
     [
         ({"warmup": 1}, ValueError, "graph_step: warmup is 1"),
+        ({"function": 3}, TypeError, "step_fn has type int; accepted: a function"),
+        ({"model": None}, TypeError, "graph_step: model has type NoneType; accepted: a torch.nn.Module"),
         ({"scaler": torch.amp.GradScaler("cpu")}, TypeError, "scaler has type torch.amp.* accepted: None"),
         ({"optimizer": torch.optim.SGD([torch.ones(1)])}, TypeError, "optimizer has type torch.optim.* accepted: an"),
     ],

@@ -108,3 +108,19 @@ def test_pickling_keeps_counts_and_option():
     with pytest.raises(RuntimeError, match="3 steps in a row"):
         iterate(other, optimizer, {0})
     assert scaler.last_step_skipped is True  # the original is as it was
+
+
+@pytest.mark.parametrize(
+    ("entry", "error", "words"),
+    [
+        ({"scale": "a"}, TypeError, "scale is 'a', of type str; accepted: a number from 0.0"),
+        ({"scale": -5.0}, ValueError, "scale is -5.0; accepted: a number from 0.0"),
+        ({"growth_interval": 1.5}, TypeError, "growth_interval is 1.5, of type float; accepted: a whole number from 0"),
+    ],
+)
+def test_a_state_with_bad_numbers_is_refused_before_anything_changes(entry, error, words):
+    _, scaler = trained()
+    before = scaler.state_dict()
+    with pytest.raises(error, match=f"GradScaler.load_state_dict: {words}"):
+        scaler.load_state_dict({**before, "growth_factor": 3.0, **entry})
+    assert scaler.state_dict() == before

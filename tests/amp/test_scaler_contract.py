@@ -63,7 +63,8 @@ def test_the_first_scale_is_within_the_lower_bound():
 @pytest.mark.parametrize("option", ["hysteresis", "growth_interval", "growth_factor", "max_scale"])
 @pytest.mark.parametrize("value", ["a", None, [1]])
 def test_options_that_are_no_numbers(option, value):
-    message = re.escape(f"GradScaler: {option} is {value!r}, of type {type_name(value)}; accepted: a number from ")
+    kind = "whole number" if option in ("hysteresis", "growth_interval") else "number"
+    message = re.escape(f"GradScaler: {option} is {value!r}, of type {type_name(value)}; accepted: a {kind} from ")
     with pytest.raises(TypeError, match=message):
         GradScaler("cpu", **{option: value})
 

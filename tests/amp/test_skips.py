@@ -94,9 +94,9 @@ def test_the_option_costs_one_more_read_of_other_optimizers(make, limit):
     assert checks == [(1 if ours or fused else 0) + (limit is not None and not ours)] * 3
 
 
-@pytest.mark.parametrize("limit", [0, -1, float("nan")])
-def test_bad_limits(limit):
-    with pytest.raises(ValueError, match=f"GradScaler: max_consecutive_skips is {limit}"):
+@pytest.mark.parametrize(("limit", "error"), [(0, ValueError), (-1, ValueError), (2.5, TypeError)])
+def test_bad_limits(limit, error):
+    with pytest.raises(error, match=f"GradScaler: max_consecutive_skips is {limit}"):
         GradScaler("cpu", max_consecutive_skips=limit)
 
 

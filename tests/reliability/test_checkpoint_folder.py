@@ -152,6 +152,9 @@ def test_keep_removes_checkpoints_only(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["3.pt", "model.pt", "notes.txt"]
     with pytest.raises(ValueError, match="keep is 0"):
         save(tmp_path / "4.pt", 4, keep=0)
+    with pytest.raises(TypeError, match=r"keep is 1\.5, of type float; accepted: a whole number from 1"):
+        save(tmp_path / "4.pt", 4, keep=1.5)
+    assert not (tmp_path / "4.pt").exists()
 
 
 @pytest.fixture
