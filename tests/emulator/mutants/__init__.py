@@ -5,6 +5,11 @@ A list module has ``MUTANTS`` and ``TEST``, the program that must fail, or a pyt
 
 from dataclasses import dataclass
 
+import torch
+
+#: Bugs in a form for AVX-512 are planted where the machine has it: no test runs it elsewhere.
+AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -21,3 +26,8 @@ class Mutant:
     nth: int = 1
     missed: str = ""
     test: str = ""
+
+
+def in_cpu_kernel(file: str, test: str, *bugs: tuple) -> list[Mutant]:
+    """A mutant for each (old, new, why) in a CPU kernel, which tests/ops/test_{test}.py must catch."""
+    return [Mutant(file, *bug, test=f"ops/test_{test}.py") for bug in bugs]
