@@ -50,6 +50,14 @@ def test_stochastic_rounding_is_unbiased(dtype):
     assert abs(share - fraction) < 5 * (fraction * (1 - fraction) / n) ** 0.5
 
 
+def test_results_in_fp32_need_no_random_bits(backend):
+    sources = [normal(1500, dtype=dtype) for dtype in DTYPES]
+    out = [torch.empty(1500) for _ in sources]
+    ak.cast_(out, sources, seed=1)
+    for result, source in zip(out, sources, strict=True):
+        assert torch.equal(result, source.float())
+
+
 def test_random_bits_depend_on_seed_step_position_and_element_alone(backend):
     source = normal(3000)
 
