@@ -89,7 +89,11 @@ MUTANTS = [
     *in_cpu_kernel(
         "update/rules/cpu_lamb.cpp",
         "lamb",
-        ("squares[i][static_cast<size_t>(at / kChunk)]", "squares[i][0]", "chunks on several threads add to one sum"),
+        (
+            "totals[i].weight += part.weight;",
+            "totals[i].weight = part.weight;",
+            "the weight's norm is that of the last chunk",
+        ),
         (
             "sum.direction += sum_squares(direction, n);",
             "sum.direction = sum_squares(direction, n);",
