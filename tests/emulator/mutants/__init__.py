@@ -5,11 +5,6 @@ A list module has ``MUTANTS`` and ``TEST``, the program that must fail, or a pyt
 
 from dataclasses import dataclass
 
-import torch
-
-#: Bugs in a form for AVX-512 are planted where the machine has it: no test runs it elsewhere.
-AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-
 
 @dataclass(frozen=True)
 class Mutant:
@@ -29,5 +24,6 @@ class Mutant:
 
 
 def in_cpu_kernel(file: str, test: str, *bugs: tuple) -> list[Mutant]:
-    """A mutant for each (old, new, why) in a CPU kernel, which tests/ops/test_{test}.py must catch."""
+    """A mutant for each (old, new, why) in a CPU kernel, which tests/ops/test_{test}.py must catch. Not in code for
+    one instruction set, which no test runs on another machine."""
     return [Mutant(file, *bug, test=f"ops/test_{test}.py") for bug in bugs]

@@ -1,6 +1,6 @@
 """Bugs in the CPU kernels of products."""
 
-from . import AVX512, in_cpu_kernel
+from . import in_cpu_kernel
 
 MUTANTS = [
     *in_cpu_kernel(
@@ -71,13 +71,3 @@ MUTANTS = [
         ("i % 2 == 0 ? i / 2 : panels - 1 - i / 2", "i / 2", "half of the panels are computed twice"),
     ),
 ]
-
-if AVX512:
-    MUTANTS += [
-        *in_cpu_kernel(
-            "gemm/cpu/avx512.h",
-            "gemm_cpu",
-            ("elements > 1 ? mask : 0", "mask", "an odd K reads the element after its end"),
-            ("(__mmask16)((1u << n) - 1)", "(__mmask16)((1u << n) - 1) >> 1", "the last of a few lanes is not stored"),
-        ),
-    ]

@@ -1,6 +1,6 @@
 """Bugs in the CPU kernels over lists of tensors: gradients, casts, optimizer steps."""
 
-from . import AVX512, in_cpu_kernel
+from . import in_cpu_kernel
 
 MUTANTS = [
     *in_cpu_kernel(
@@ -107,35 +107,3 @@ MUTANTS = [
         ("numbers.of(1 + k, first, n)", "numbers.of(1, first, n)", "both moments are rounded by the same numbers"),
     ),
 ]
-
-if AVX512:
-    MUTANTS += [
-        *in_cpu_kernel(
-            "update/cpu_moments.cpp",
-            "moments8",
-            ("left >= kBlock8 ? ~0u", "left > kBlock8 ? ~0u", "a last block that is whole loses an element"),
-            ("_mm512_set1_epi32(kBlock8LeastCode)", "_mm512_set1_epi32(0)", "a small square may become zero"),
-        ),
-        *in_cpu_kernel(
-            "update/cpu_plain8.h",
-            "moments8",
-            ("_mm512_set1_epi8(8)) == 0;", "_mm512_set1_epi8(0)) == 0;", "subnormal codes are decoded as normal ones"),
-            ("if (wrong != 0)", "if (false)", "codes below 16 are encoded as normal ones"),
-            ("(i / kGroup + 1) % 2", "i / kGroup % 2", "a group is stored before it is updated"),
-            ("group.nan |= _mm512_cmpge_epu32_mask(exponent, c.nan);", "", "a NaN is encoded as a number"),
-        ),
-        *in_cpu_kernel(
-            "base/cpu/stochastic.cpp",
-            "cast",
-            (
-                "_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7)",
-                "_mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7)",
-                "calls are unpacked in another order",
-            ),
-            (
-                "first + static_cast<uint64_t>(q + 8 * v)",
-                "first + static_cast<uint64_t>(q)",
-                "four vectors draw the same",
-            ),
-        ),
-    ]
