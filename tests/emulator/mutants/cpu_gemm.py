@@ -9,6 +9,10 @@ MUTANTS = [
         ("bias[r % m]", "bias[0]", "all rows take the first bias"),
         ("finish_z(up, r, columns + c, width)", "finish_z(up, r, c, width)", "gates and values share a bias"),
         ("fma(beta, residual[i], out[i])", "residual[i] + out[i]", "the residual is not scaled"),
+    ),
+    *in_cpu_kernel(
+        "gemm/cpu/gemm.cpp",
+        "linear",
         (
             "preact[j] = round_to<T>(z);",
             "preact[j] = round_to<T>(activate(kActivation, z));",
