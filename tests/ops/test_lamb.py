@@ -42,6 +42,13 @@ def test_a_step_is_a_fraction_of_the_weights(op, scale):
 
 
 @BACKENDS
+def test_norms_are_of_the_whole_tensor(op):
+    """The chunks of a long tensor differ."""
+    before, after = one([2.0] * 20_000 + [1e-3] * 20_000, [1.0] * 40_000, op=op)
+    assert norm(after.double() - before.double()) == pytest.approx(LR * norm(before), rel=1e-5)
+
+
+@BACKENDS
 @pytest.mark.parametrize(("flags", "wd"), [(0, 0.0), (ADAPT_ALL, 0.0), (0, 1e-30), (ADAPT_ALL, 1e-30)])
 def test_the_ratio_applies_with_decay_or_the_flag(op, flags, wd):
     before, after = one([30.0, 40.0], [1.0, 1.0], op=op, flags=flags, weight_decay=wd)
