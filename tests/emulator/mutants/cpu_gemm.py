@@ -48,8 +48,12 @@ MUTANTS = [
     ),
     *in_cpu_kernel(
         "gemm/cpu/portable.cpp",
-        "gemm_cpu",
+        "batch_invariant_blocks",
         ("(row + i) * start->row_stride", "i * start->row_stride", "chains start from the first rows of C"),
+    ),
+    *in_cpu_kernel(
+        "gemm/cpu/portable.cpp",
+        "gemm_cpu",
         ("(column + j) * b.column_stride", "j * b.column_stride", "every panel is the first"),
     ),
     *in_cpu_kernel(
