@@ -33,11 +33,6 @@ MUTANTS = [
         "gemm/cpu/blocked.cpp",
         "gemm_cpu",
         ("step + p > 0", "step > 0", "each depth of a panel starts from zero"),
-        (
-            "std::min(kernel_.columns, piece.columns - column)",
-            "kernel_.columns",
-            "a full panel is multiplied at the right edge",
-        ),
         ("half * columns_ + first_column(block)", "first_column(block)", "both halves are the gates"),
         (
             "if (block != packed_block || steps < steps_)",
@@ -48,22 +43,12 @@ MUTANTS = [
     ),
     *in_cpu_kernel(
         "gemm/cpu/portable.cpp",
-        "batch_invariant_blocks",
-        ("(row + i) * start->row_stride", "i * start->row_stride", "chains start from the first rows of C"),
-    ),
-    *in_cpu_kernel(
-        "gemm/cpu/portable.cpp",
         "gemm_cpu",
         ("(column + j) * b.column_stride", "j * b.column_stride", "every panel is the first"),
     ),
     *in_cpu_kernel(
         "gemm/cpu/grouped.cpp",
         "grouped_mm",
-        (
-            "std::clamp<int64_t>(p.offs[index * p.offs_stride], begin, total)",
-            "p.offs[index * p.offs_stride]",
-            "offsets that decrease or lie out of bounds are taken at their word",
-        ),
         ("zero_rows(p.product.c, end, total);", "", "rows after the last group are not zeroed"),
         ("element(e.bias, group.index * e.bias.batch_stride)", "element(e.bias, 0)", "all groups take the first bias"),
     ),
