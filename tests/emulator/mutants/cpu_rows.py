@@ -109,11 +109,6 @@ MUTANTS = [
         ("p.factor[row * p.factor_stride]", "p.factor[0]", "every row takes the first factor"),
         ("-factor * (of_target + others)", "-factor * of_target", "label smoothing leaves out the target's own share"),
         (
-            "weight_span(p.weight + at, c, n)",
-            "weight_span(p.weight, c, n)",
-            "every tile takes the weights of the first classes",
-        ),
-        (
             "sums.total[k] += sum_of_span(c, n);",
             "sums.total[k] = sum_of_span(c, n);",
             "the total is that of the last tile",
@@ -153,11 +148,6 @@ MUTANTS = [
             "dropout_bits(seed, group)",
             "all groups of a tile draw the same",
         ),
-        (
-            "drop_and_add_tile(x + done, words + lead, rate, added + done,",
-            "drop_and_add_tile(x + done, words + lead, rate, added,",
-            "the residual of the first tile",
-        ),
     ),
     *in_cpu_kernel(
         "embedding/cpu.cpp",
@@ -181,7 +171,6 @@ MUTANTS = [
         "unit_sums/cpu.cpp",
         "batch_invariant_splits",
         ("if (p.fresh)", "if (true)", "micro-batches after the first start anew"),
-        ("p.mean ? p.mean[r] : 0.0f", "0.0f", "the mean is not subtracted"),
     ),
     *in_cpu_kernel(
         "routing/cpu.cpp",
