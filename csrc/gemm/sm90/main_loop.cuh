@@ -22,13 +22,14 @@ namespace gemm {
 /// k, or as many lines as a box is wide.
 template <Major kMajor, int kLines>
 struct StageLayout {
-  static constexpr Swizzle kSwizzle = kMajor == Major::kK ? Swizzle::k128 : swizzle_of(gemm_sm90_box_width(kLines));
+  static constexpr int kBoxWidth = gemm_sm90_box_width(kLines);
+  static constexpr Swizzle kSwizzle = kMajor == Major::kK ? Swizzle::k128 : swizzle_of(kBoxWidth);
   static constexpr int kPattern = 8 * static_cast<int>(row_bytes(kSwizzle));
 
   /// Descriptor of the stage at `address`. The shuffle broadcasts from lane 0 so that the compiler sees a uniform
   /// value; otherwise it moves both halves of every descriptor to uniform registers for each wgmma.
   AK_DEVICE static uint64_t descriptor(uint32_t address) {
-    return wgmma_descriptor(shuffle(address, 0), kMajor == Major::kK ? 16 : kSliceBytes, kPattern, kSwizzle);
+    return wgmma_descriptor(shuffle(address, 0), kMajor == Major::kK ? 16 : box_bytes(kBoxWidth), kPattern, kSwizzle);
   }
   /// Descriptor offset of the slice-th 64 rows and the k16-th 16 of k.
   AK_DEVICE static constexpr uint64_t offset(int slice, int k16) {

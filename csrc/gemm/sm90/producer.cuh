@@ -255,9 +255,9 @@ AK_DEVICE void load_rows(uint32_t to, const MapOf& map_of, uint32_t full, int fi
       int x = first + i * kWidth;
       const TensorMap* map = map_of(x);
       if constexpr (kMulticast) {
-        tma_load_multicast(to + i * kSliceBytes, map, full, x, k, batch, kBoth);
+        tma_load_multicast(to + i * box_bytes(kWidth), map, full, x, k, batch, kBoth);
       } else {
-        tma_load(to + i * kSliceBytes, map, full, x, k, batch);
+        tma_load(to + i * box_bytes(kWidth), map, full, x, k, batch);
       }
     }
   }

@@ -11,7 +11,8 @@ namespace gemm {
 
 constexpr int kBlockK = 64;               // 128 bytes: one row of the swizzle pattern
 constexpr int kSliceBytes = 64 * 64 * 2;  // 64 rows (or columns) of one stage
-/// The swizzle pattern whose rows are those of boxes of this width.
+/// Bytes of a box of an operand that is not k-major, and the swizzle pattern whose rows are the box's.
+constexpr int box_bytes(int box_width) { return box_width * kBlockK * 2; }
 constexpr Swizzle swizzle_of(int box_width) {
   return box_width == 64 ? Swizzle::k128 : box_width == 32 ? Swizzle::k64 : Swizzle::k32;
 }

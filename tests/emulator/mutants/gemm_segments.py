@@ -15,7 +15,7 @@ MUTANTS = [
     Mutant(PRODUCER, "map = maps.third, begin = args.more_a[1];", "map = maps.third;", "a box of the third matrix is counted from that of the second"),
     Mutant(PRODUCER, "map = maps.third, begin", "map = maps.second, begin", "the third matrix is the second"),
     Mutant(PRODUCER, "const TensorMap* map = map_of(k);", "int begin = 0; const TensorMap* map = map_of(begin);", "along k every box is one of the first matrix"),
-    Mutant(PRODUCER, "int x = first + i * kWidth; const TensorMap* map = map_of(x);", "int x = first; const TensorMap* map = map_of(x); x += i * 64;",
+    Mutant(PRODUCER, "int x = first + i * kWidth; const TensorMap* map = map_of(x);", "int x = first; const TensorMap* map = map_of(x); x += i * kWidth;",
            "all boxes of a tile come from the matrix of its first rows"),
     Mutant(KERNEL, "{&map_a, &map_z, &map_aux}, &map_b", "{&map_a, &map_aux, &map_z}, &map_b", "second and third matrix are exchanged"),
     Mutant(KERNEL, "length = (last ? length : next->begin) - part.begin;", "length = last ? length : next->begin;", "a map ends where A's part would, counted from A's beginning"),

@@ -35,8 +35,8 @@ MUTANTS = [
     Mutant(TILE, "constexpr int kAlignment = 1024;", "constexpr int kAlignment = 0;", "no room to round the shared memory up"),
     # ---- tensor cores
     Mutant(LOOP, "kMajor == Major::kK ? 32 : 2 * kPattern", "kMajor == Major::kK ? 64 : 2 * kPattern", "a k step within a row is twice too long"),
-    Mutant(LOOP, "kMajor == Major::kK ? 16 : kSliceBytes, kPattern", "kMajor == Major::kK ? 16 : kSliceBytes / 2, kPattern", "the leading distance is halved"),
-    Mutant(LOOP, "kMajor == Major::kK ? 16 : kSliceBytes, kPattern", "kMajor == Major::kK ? 16 : kSliceBytes, 2 * kPattern", "the stride is doubled"),
+    Mutant(LOOP, "16 : box_bytes(kBoxWidth), kPattern", "16 : box_bytes(kBoxWidth) / 2, kPattern", "the leading distance is halved"),
+    Mutant(LOOP, "16 : box_bytes(kBoxWidth), kPattern", "16 : box_bytes(kBoxWidth), 2 * kPattern", "the stride is doubled"),
     Mutant(LOOP, "kMajor == Major::kK ? 32 : 2 * kPattern", "kMajor == Major::kK ? 32 : kPattern", "an MN-major k step is halved"),
     Mutant(LOOP, "kMajor == Major::kK ? 32 : 2 * kPattern", "kMajor == Major::kK ? 32 : 2048", "a k step of narrow boxes is that of wide ones"),
     Mutant(LOOP, "8 * static_cast<int>(row_bytes(kSwizzle))", "1024", "groups of 8 k of narrow boxes are as far apart as those of wide ones"),
