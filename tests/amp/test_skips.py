@@ -94,7 +94,9 @@ def test_the_option_costs_one_more_read_of_other_optimizers(make, limit):
     assert checks == [(1 if ours or fused else 0) + (limit is not None and not ours)] * 3
 
 
-@pytest.mark.parametrize(("limit", "error"), [(0, ValueError), (-1, ValueError), (2.5, TypeError)])
+@pytest.mark.parametrize(
+    ("limit", "error"), [(0, ValueError), (-1, ValueError), (2.5, TypeError), (float("nan"), TypeError)]
+)
 def test_bad_limits(limit, error):
     with pytest.raises(error, match=f"GradScaler: max_consecutive_skips is {limit}"):
         GradScaler("cpu", max_consecutive_skips=limit)

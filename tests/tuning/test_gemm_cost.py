@@ -57,8 +57,9 @@ def plans(rates: dict) -> dict:
     """By product whose plan was timed: the relative excess of the plan's time over the fastest tile's, and its time over the model's."""
     found = {}
     for timed, measured in GOLDEN.items():
-        made = _host.plan_gemm(**asked(timed, rates))
-        chosen, n_major = choice(made), asked(timed, rates).get("n_major_b")
+        request = asked(timed, rates)
+        made = _host.plan_gemm(**request)
+        chosen, n_major = choice(made), request["m_major_a" if made["swapped"] else "n_major_b"]
         if chosen.tile not in NEWER and not (n_major and chosen.tile in NARROW):
             us = measured[chosen]
             found[timed] = us / min(measured.values()) - 1, us / made["microseconds"]
