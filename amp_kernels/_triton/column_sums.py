@@ -27,7 +27,7 @@ def share_of_program(BLOCK_COLUMNS: tl.constexpr):
 @triton.jit
 def block(first, rows, column, columns, pitch, BLOCK_ROWS: tl.constexpr):
     """Offsets of the block of rows from ``first`` on, and which of its elements exist."""
-    row = first + tl.arange(0, BLOCK_ROWS)
+    row = tl.cast(first, tl.int64) + tl.arange(0, BLOCK_ROWS)
     return row[:, None] * pitch + column[None, :], (row < rows)[:, None] & (column < columns)[None, :]
 
 

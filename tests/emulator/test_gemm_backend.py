@@ -290,7 +290,7 @@ def test_unaligned_operands_are_copied(how, batch):
     problem.assert_same_on_both(lambda: [gemm_accumulate_(start.clone(), problem.a, problem.b)])
 
 
-@pytest.mark.parametrize(("capability", "k", "sm_count"), [("9.0", 4001, 2), ("9.0", 500, 8), ("8.0", 500, 2)], ids=str)
+@pytest.mark.parametrize(("capability", "k", "sm_count"), [("9.0", 4001, 4), ("9.0", 500, 8), ("8.0", 500, 2)], ids=str)
 def test_odd_lines_along_a_long_k_go_in_phases(capability, k, sm_count):
     problem = Problem(9, 19, k, None, torch.bfloat16, ("transposed", "plain", "plain"), capability, 3, sm_count)
     start = problem.beside(19, torch.float32)

@@ -97,8 +97,8 @@ def test_other_segments_are_concatenated(sizes):
 
 def test_few_rows_and_unaligned_operands():
     """Plans that exchange rows and columns, or repack an operand."""
-    assert _host.plan_gemm(2, 64, 512, n_major_b=True, sm_count=4)["swapped"]
-    assert check(gradients(2, (256, 256)), 1, columns=64) == 2
+    assert _host.plan_gemm(2, 256, 512, n_major_b=True, sm_count=4)["swapped"]
+    assert check(gradients(2, (256, 256)), 1, columns=256) == 2
     assert check(gradients(1, (64, 128)), 1) == 2
     assert check(gradients(130, (64, 128)), 1, columns=67) == 2
     assert check([t.t() for t in gradients(0, (64, 64))], 0) == 2

@@ -12,6 +12,7 @@ from amp_kernels._triton import (
     activation_backward,
     activation_forward,
     cast,
+    column_sums,
     cross_entropy_rows,
     dropout,
     embedding_accumulate,
@@ -40,6 +41,8 @@ def last_programs(monkeypatch):
     monkeypatch.setattr(interpreter.GridExecutor, "_restore_args_dev", lambda *args: None)
     monkeypatch.setattr(norm_backward, "programs", lambda device, per_sm: ROWS)
     monkeypatch.setattr(cast._tables, "programs", lambda device, per_sm: ROWS)
+    monkeypatch.setattr(column_sums, "PROGRAMS", ROWS)
+    monkeypatch.setattr(column_sums, "_SLOTS", (2**14, 64))
 
 
 class Matrices:
