@@ -9,7 +9,7 @@ import torch
 
 from ..gpu.gemm_cases import GemmCase, small_edges
 from ..gpu.test_gemm import check, operands
-from .gemm_cases import copied, phased
+from .gemm_cases import copied, narrow, phased
 from .preloaded import machine, set_chip
 
 machine()
@@ -75,6 +75,18 @@ def test_operands_that_tma_cannot_read_are_copied(case, sm_count, offset, batch,
         first, second = launched[:2]
         assert "gemm_repack_kernel" in first
         assert "gemm_sm90_kernel" in second
+
+
+@pytest.mark.parametrize(
+    ("case", "sm_count"),
+    [
+        pytest.param(*problem, id=str(problem[0]), marks=pytest.mark.exhaustive if i % 4 else [])
+        for i, problem in enumerate(narrow())
+    ],
+)
+def test_n_major_operands_of_narrow_tiles(case, sm_count, seeds):
+    for seed in seeds:
+        executed(case, (torch.float16, torch.bfloat16)[seed % 2], sm_count, seed)
 
 
 @pytest.mark.parametrize(("case", "sm_count", "capability"), phased(), ids=str)

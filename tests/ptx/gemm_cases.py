@@ -106,6 +106,27 @@ def phased() -> list[tuple[GemmCase, int, int]]:
     return list(found.values())
 
 
+@functools.cache
+def narrow() -> list[tuple[GemmCase, int]]:
+    """An n-major B, or an m-major A that is exchanged for it, in tiles of fewer than 64 columns, the last of which is not full: the
+    smallest problem of each tile and kind, and the number of SMs."""
+    found: dict[tuple, tuple] = {}
+    tiles = _host.gemm_candidates()["sm90"]
+    shapes = [(m, n) for few in (8, 24, 40) for m, n in ((few, 200), (200, few), (8, few))]
+    problems = sorted(((m, n, k) for m, n in shapes for k in (136, 1096)), key=math.prod)
+    for (m, n, k), kind, layout, sms in itertools.product(
+        problems, KINDS, ((False, True), (True, True)), (1, 2, 8, 32)
+    ):
+        case = GemmCase(kind, m, n, k, *layout)
+        plan = _host.plan_gemm(**case.request, sm_count=sms)
+        columns = tiles[plan["tile"]]["n"] if plan["kernel"] == "sm90" else 64
+        wide = case.m if plan["swapped"] else case.n
+        key = (columns, kind, plan["swapped"], plan["splits"] > 1)
+        if columns < 64 and wide % columns and key not in found and (layout[0] or not plan["swapped"]):
+            found[key] = (case, sms)
+    return list(found.values())
+
+
 def check_prefetched(launch, beside: torch.Tensor) -> None:
     """Raises unless TMA has prefetched exactly the boxes of ``beside`` that it loaded. The prefetch changes no result."""
     loaded = {box for box in launch.loaded if box[0].base == beside.data_ptr()}

@@ -10,7 +10,7 @@ from amp_kernels._dispatch.library import REGISTRY
 
 from .executed_gemm_edges import GemmCase, executed
 from .executed_step import call, tensors
-from .gemm_cases import Case, cases, check_prefetched, copied, in_turns, integers, operands, phased, run
+from .gemm_cases import Case, cases, check_prefetched, copied, in_turns, integers, narrow, operands, phased, run
 from .preloaded import machine, set_chip
 from .shared_rows import shared_rows
 
@@ -180,6 +180,11 @@ def repacked_runs() -> list[Callable[[], Iterator]]:
     return [chained(), checked(GemmCase("plain", 131, 40, 521), 1), *(checked(*problem) for problem in copied()[::3])]
 
 
+def narrow_runs() -> list[Callable[[], Iterator]]:
+    """Products with an n-major B in tiles of 16 and 32 columns."""
+    return [checked(*problem) for problem in narrow()]
+
+
 def phased_runs() -> list[Callable[[], Iterator]]:
     """Products in phases."""
 
@@ -259,6 +264,7 @@ def runs_of(cases: str | Sequence[str]) -> list[Callable[[], Iterator]]:
     """The runs of a list's cases: an architecture's products, those with copied operands or in phases, rows shared by a cluster, or ops
     by name."""
     others = {
+        "narrow": narrow_runs,
         "repacked": repacked_runs,
         "phased": phased_runs,
         "shared rows": shared_row_runs,
