@@ -98,8 +98,8 @@ void operands(Cases& cases) {
   check<bf16, float, float, K, K, Small>(
       cases, "residual and C in fp32, batch",
       {.m = 70, .n = 76, .k = 64, .bias = Bias::kColumn, .residual = true, .batch = 2});
-  check<fp16, fp16, fp16, K, K, Narrow>(cases, "relu, 16 columns",
-                                        {.m = 70, .n = 40, .k = 64, .activation = Activation::relu});
+  check<fp16, fp16, fp16, K, MN, Narrow>(cases, "relu, 16 columns",
+                                         {.m = 70, .n = 40, .k = 64, .activation = Activation::relu});
   check<bf16, bf16, float, K, K, Two>(cases, "fp32 residual beside 16-bit results",
                                       {.m = 70, .n = 72, .k = 64, .residual = true});
   check<bf16, bf16, bf16, K, K, Ragged>(

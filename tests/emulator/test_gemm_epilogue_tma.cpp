@@ -154,7 +154,7 @@ void narrow(Cases& cases) {
     check<fp16, fp16, fp16, K, RaggedLine>(cases, "bias, relu, residual, batch, 176 columns a tile", o);
     o = {.m = 70, .n = n, .k = 72, .activation = Activation::gelu, .backward = true, .sums = true};
     check<bf16, bf16, bf16, K, RaggedPair>(cases, "backward of gelu, sums, 144 columns a tile, in a cluster", o);
-    check<bf16, bf16, bf16, K, Narrow>(cases, "backward of gelu, sums, 16 columns a tile", o);
+    check<bf16, bf16, bf16, MN, Narrow>(cases, "backward of gelu, sums, 16 columns a tile", o);
     o.activation = Activation::swiglu;
     check<fp16, fp16, fp16, K, RaggedLine>(cases, "backward of swiglu, sums, 176 columns a tile", o);
   }

@@ -80,6 +80,8 @@ void tiles(Cases& cases) {
   check<fp16, MN, MN, kSame, 64, 16, 3, 1, 1>(cases, "64x16, batch, split", {72, 8, 264, 8, 2, 3, 2});
   check<bf16, MN, MN, kSame, 64, 32, 3, 1, 1>(cases, "64x32", {136, 72, 200});
   check<fp16, K, MN, kSame, 64, 32, 2, 1, 1>(cases, "64x32, one row too many", {65, 24, 129, 0, 1, 1});
+  check<fp16, K, MN, kAdd, 64, 16, 4, 1, 1>(cases, "64x16, accumulate", {70, 24, 200, 8});
+  check<bf16, MN, MN, kAdd, 64, 32, 3, 1, 1>(cases, "64x32, accumulate, split", {72, 40, 264, 8, 2});
   check<bf16, K, K, kSame, 64, 64, 2, 1, 1>(cases, "two stages", {64, 64, 200, 0, 1, 1});
   check<bf16, K, K, kSame, 192, 64, 3, 1, 3>(cases, "three consumers", {200, 72, 264});
   check<fp16, MN, MN, kAdd, 192, 64, 2, 1, 3>(cases, "three consumers, accumulate", {200, 64, 136, 0, 1, 1});
@@ -170,6 +172,7 @@ void exchanged(Cases& cases) {
   check(run<bf16, 64, 16>, "swapped, 64x16, fp32, split", nt, kFloat, {24, 72, 520, 0, 2, 3}, Lies::kByRows);
   check(run<bf16, 64, 16>, "swapped, 64x16, m-major A", tn, kSame, {8, 136, 136}, Lies::kByRows);
   check(run<bf16, 64, 32>, "swapped, 64x32, m-major A, fp32, split", tn, kFloat, {24, 72, 520, 0, 2, 3}, Lies::kByRows);
+  check(run<bf16, 64, 16>, "swapped, 64x16, m-major A, accumulate", tn, kAdd, {24, 72, 200, 8}, Lies::kByRows);
   check(run<bf16, 64, 64>, "swapped, m-major A, accumulate", tn, kAdd, {40, 72, 136, 8}, Lies::kByRows);
   check(run<bf16, 128, 64>, "swapped, two consumers, split", nt, kSame, {40, 136, 264, 0, 2, 3}, Lies::kByColumns);
   check(run<bf16, 64, 64>, "swapped, C by columns, batch", tn, kSame, {40, 72, 136, 0, 1, 2, 2}, Lies::kByColumns);
