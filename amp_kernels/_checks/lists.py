@@ -140,11 +140,11 @@ def check_number(op: str, argument: str, value: float, low: float = -math.inf, h
     try:
         if low <= value <= high:
             return
-        error, shown = ValueError, value
+        error = ValueError
     except TypeError:
-        error, shown = TypeError, f"{value!r}, of type {type_name(value)}"
+        error = TypeError
     start = "above 0" if low == math.ulp(0.0) else f"from {low}"
-    raise error(f"{op}: {argument} is {shown}; accepted: a number {start} to {high}")
+    raise _refusal(error, op, argument, value, f"a number {start} to {high}")
 
 
 def check_count(op: str, argument: str, value: int, low: int) -> None:
@@ -157,10 +157,15 @@ def check_count(op: str, argument: str, value: int, low: int) -> None:
     try:
         if operator.index(value) >= low:
             return
-        error, shown = ValueError, value
+        error = ValueError
     except TypeError:
-        error, shown = TypeError, f"{value!r}, of type {type_name(value)}"
-    raise error(f"{op}: {argument} is {shown}; accepted: a whole number from {low}")
+        error = TypeError
+    raise _refusal(error, op, argument, value, f"a whole number from {low}")
+
+
+def _refusal(error: type[Exception], op: str, argument: str, value: object, accepted: str) -> Exception:
+    shown = f"{value!r}, of type {type_name(value)}" if error is TypeError else value
+    return error(f"{op}: {argument} is {shown}; accepted: {accepted}")
 
 
 def inverse_scale(grad_scale: Tensor | None) -> Tensor | float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._checks.lists import KERNEL_DTYPES
+from .._checks.lists import KERNEL_DTYPES, check_number
 from .._checks.operands import check_same_device, check_tensor
 
 #: Rows whose squares overflow fp32 are measured once more after multiplication by this (csrc/norm/formula.h).
@@ -27,8 +27,7 @@ def check_like(op: str, name: str, tensor: Tensor | None, shape: tuple[int, ...]
 
 
 def check_rate(op: str, name: str, p: float) -> None:
-    if not 0.0 <= p <= 1.0:
-        raise ValueError(f"{op}: {name} is {p}; accepted: a number from 0 to 1")
+    check_number(op, name, p, 0, 1)
 
 
 def check_mask(op: str, seed: Tensor | None, dropout_p: float) -> None:

@@ -119,6 +119,8 @@ def clip_grad_norm_(
     """
     if isinstance(parameters, Tensor):
         parameters = [parameters]
+    elif isinstance(parameters, torch.nn.Module) and not isinstance(parameters, torch.nn.ParameterList):
+        raise TypeError("clip_grad_norm_: parameters is a module; accepted: model.parameters(), a tensor")
     else:
         is_generator = isinstance(parameters, types.GeneratorType)
         parameters = list(parameters)

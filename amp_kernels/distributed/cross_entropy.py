@@ -75,6 +75,11 @@ def vocab_parallel_cross_entropy(
         logits, group, start, classes = _piece(logits)
     else:
         group = group or dist.group.WORLD
+        if group is None:
+            raise ValueError(
+                f"{_OP}: group is None without an initialised process group; accepted: a process group, or None after "
+                "torch.distributed.init_process_group"
+            )
         start, classes = group.rank() * logits.shape[-1], group.size() * logits.shape[-1]
     target = local(target)
     check_tensor(_OP, "logits", logits, KERNEL_DTYPES)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from .._checks.modules import check_module
 from .._checks.types import type_name
 from .._sharding.local import is_dtensor
 from .._updates.state import state_layout, view_like
@@ -99,6 +100,7 @@ class GradReducer:
     def __init__(
         self, model: torch.nn.Module, process_group: dist.ProcessGroup | None = None, *, bucket_mb: float = 25.0
     ):
+        check_module("GradReducer", model)
         params = {name: param for name, param in model.named_parameters() if param.requires_grad}
         _check(params, bucket_mb)
         self._group = process_group or dist.group.WORLD

@@ -223,6 +223,8 @@ def parity(
         >>> bool(ak.numerics.parity(train, precisions=["bf16"], seeds=2))
         True
     """
+    if not callable(train):
+        raise TypeError(f"parity: train has type {type_name(train)}; accepted: a function of a Run")
     unknown = [precision for precision in precisions if precision not in PRECISIONS]
     if unknown:
         raise ValueError(f"parity: precisions has {unknown[0]!r}; accepted: {', '.join(PRECISIONS)}")

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .._checks import lists
+from .._checks.types import type_name
 from .._dispatch.devices import at
 from .._raw.check_and_norm import check_and_norm
 from .._raw.exponent_histogram import INFINITY_BIN, LEAST_EXPONENT, exponent_histogram
@@ -87,6 +88,8 @@ class StepMonitor:
         tensorboard: str | Path | None = None,
         show: Callable[[dict[str, float]], None] | None = None,
     ) -> None:
+        if not hasattr(optimizer, "param_groups"):
+            raise TypeError(f"StepMonitor: optimizer has type {type_name(optimizer)}; accepted: an optimizer")
         lists.check_number("StepMonitor", "every", every, 0)
         self._optimizer, self._scaler, self._every, self._show = optimizer, scaler, every, show
         self._report = None if report is None else Path(report)

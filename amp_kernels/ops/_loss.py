@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._checks.lists import FLOATS, is_dense, names
+from .._checks.lists import FLOATS, check_number, is_dense, names
 from .._checks.operands import check_tensor
 from .._dispatch import autocast
 from .._raw import unscale
@@ -31,10 +31,8 @@ class Options(NamedTuple):
 def check_options(op: str, reduction: str, label_smoothing: float, z_loss: float) -> None:
     if reduction not in REDUCTIONS:
         raise ValueError(f"{op}: reduction is {reduction!r}; accepted: {', '.join(map(repr, REDUCTIONS))}")
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"{op}: label_smoothing is {label_smoothing}; accepted: 0 to 1")
-    if not z_loss >= 0.0:
-        raise ValueError(f"{op}: z_loss is {z_loss}; accepted: a coefficient of at least 0")
+    check_number(op, "label_smoothing", label_smoothing, 0, 1)
+    check_number(op, "z_loss", z_loss, 0)
 
 
 def check_target(

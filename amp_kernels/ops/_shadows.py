@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .._checks.modules import check_module
 from .._dispatch.walks import identical, note_versions, same_versions
 
 _CHECK = os.environ.get("AMP_KERNELS_CHECK_SHADOWS") == "1"
@@ -166,6 +167,7 @@ def refresh_shadows(model: torch.nn.Module) -> None:
         ...     model(torch.ones(1, 4))
         tensor([[8., 8.]], dtype=torch.bfloat16)
     """
+    check_module("refresh_shadows", model)
     for param in model.parameters():
         shadow = _shadow_of(param)
         view = None if shadow is None else shadow.view()

@@ -14,6 +14,7 @@ import torch
 
 from .._checks.lists import FLOATS, HALF_DTYPES, KERNEL_DTYPES
 from .._checks.operands import check_same_device, check_tensor, check_tensors
+from .._checks.types import type_name
 from .._dispatch import autocast
 from .._dispatch.batch_invariant import k_blocks
 from .._dispatch.library import Sample, define
@@ -118,6 +119,9 @@ def _call(name: str, input, a, b, beta: float, alpha: float, out: torch.Tensor |
     check_tensors(name, input=input, **{f"{kind}1": a, f"{kind}2": b})
     if a.ndim != ndim:
         raise ValueError(f"{name}: {kind}1 has shape {list(a.shape)}; accepted: {accepted}")
+    for factor, value in (("beta", beta), ("alpha", alpha)):
+        if isinstance(value, str) or value is None:
+            raise TypeError(f"{name}: {factor} is {value!r}, of type {type_name(value)}; accepted: a number")
     options = {"beta": float(beta), "alpha": float(alpha), "batch_invariant": k_blocks()}
     if out is not None:
         accepted = (working_dtype(name, None, a=a, b=b),)

@@ -54,7 +54,7 @@ op = define(
 
 def _plainly_right(destinations: Sequence[Tensor], sources: Sequence[Tensor]) -> bool:
     """A quick yes to the commonest lists: everything that :func:`_check` asks, in as few questions as possible."""
-    if len(sources) != len(destinations) or not destinations:
+    if not (type(destinations) is type(sources) is list) or len(sources) != len(destinations) or not destinations:
         return False
     device = getattr(destinations[0], "device", None)
     return all(

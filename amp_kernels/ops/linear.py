@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from .._checks.activations import ACTIVATIONS, GATED, check_activation, check_gated_width
 from .._checks.lists import FLOATS, HALF_DTYPES
 from .._checks.operands import check_bias, check_same_device, check_tensor, check_tensors, readable_bias
+from .._checks.types import type_name
 from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import k_blocks
 from .._dispatch.library import Sample, define
@@ -251,6 +252,10 @@ def linear(
 def _in_pieces(x, weight, bias, activation: str | None, split: Sequence[int]) -> tuple[torch.Tensor, ...]:
     check_tensors("linear", x=x, weight=weight)
     check_tensors("linear", optional=True, bias=bias)
+    if not isinstance(split, Sequence) or not all(isinstance(size, (int, torch.SymInt)) for size in split):
+        raise TypeError(
+            f"linear: split is {split!r}, of type {type_name(split)}; accepted: a sequence of whole numbers"
+        )
     sizes = list(split)
     if activation not in (None, "none"):
         raise ValueError(f"linear: activation is {activation!r}; accepted with split: None")

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._checks.lists import FLOATS, HALF_DTYPES
+from .._checks.lists import FLOATS, HALF_DTYPES, check_count
 from .._checks.operands import check_bias, check_same_device, check_tensors, readable_bias
 from .._dispatch import autocast
 from .._dispatch.batch_invariant import k_blocks
@@ -259,8 +259,8 @@ def _check(
     _loss.check_target(op, target, (*input.shape[:-1], linear_weight.shape[0]), input.ndim - 1, weight, ignore_index)
     check_bias(op, linear_bias, linear_weight.shape[0], dtype, autocast, "linear_bias")
     check_shadow(op, "shadow", shadow, linear_weight, dtype)
-    if chunk_size is not None and not chunk_size >= 1:
-        raise ValueError(f"{op}: chunk_size is {chunk_size}; accepted: None or at least 1 row")
+    if chunk_size is not None:
+        check_count(op, "chunk_size", chunk_size, 1)
     check_same_device(
         op,
         input=input,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .._checks.lists import FLOATS, KERNEL_DTYPES
 from .._checks.operands import check_same_device, check_tensor, check_tensors
+from .._checks.types import type_name
 from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define, is_traced
@@ -172,6 +173,10 @@ def _call(input: Tensor, dim: int, mask: Tensor | None, safe: bool, dtype: torch
     name = "log_softmax" if log else "softmax"
     check_tensors(name, input=input)
     check_tensors(name, optional=True, mask=mask)
+    if not isinstance(dim, (int, torch.SymInt)):
+        raise TypeError(f"{name}: dim is {dim!r}, of type {type_name(dim)}; accepted: a whole number")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"{name}: dtype is {dtype}; accepted: None, a floating-point dtype")
     if not is_strided(input) or not input.is_floating_point():
         if mask is not None or safe:
             raise TypeError(f"{name}: input is {input.layout} {input.dtype}; accepted with mask or safe: dense floats")

@@ -3,6 +3,7 @@
 import difflib
 import functools
 import inspect
+import numbers
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
@@ -168,6 +169,8 @@ def _check_arguments(optimizer: str, arguments: Mapping[str, Any], betas: int) -
     for name, value in arguments.items():
         if isinstance(value, str) and name not in _MAY_BE_TEXTS:
             raise TypeError(f"{optimizer}: {name} is {value!r}, of type str; accepted: a number")
+        if value is None and name in ("lr", "eps", "weight_decay", "momentum"):
+            raise TypeError(f"{optimizer}: {name} is None, of type NoneType; accepted: a number")
     if "betas" in arguments:
         check_betas(optimizer, arguments["betas"], betas)
     if arguments.get("fused") is False:
@@ -178,9 +181,12 @@ def _check_arguments(optimizer: str, arguments: Mapping[str, Any], betas: int) -
 
 
 def check_betas(optimizer: str, betas: Any, count: int) -> None:
-    """Raise unless ``betas`` are ``count`` of something."""
+    """Raise unless ``betas`` are ``count`` numbers, or tensors, which are refused elsewhere."""
     if not isinstance(betas, (tuple, list)) or len(betas) != count:
         raise ValueError(f"{optimizer}: betas is {betas!r}; accepted: {count} numbers")
+    for i, beta in enumerate(betas):
+        if not isinstance(beta, (numbers.Real, Tensor)):
+            raise TypeError(f"{optimizer}: betas[{i}] is {beta!r}, of type {type_name(beta)}; accepted: a number")
 
 
 def checked_options(optimizer: str, options: MixedPrecision) -> Options:
@@ -216,6 +222,9 @@ def check_group_options(optimizer: str, options: Mapping[str, Any]) -> None:
     if decay is not None:
         if isinstance(decay, Tensor):
             raise ValueError(f"{optimizer}: ema_decay is a tensor; accepted: a number (only lr may be a tensor)")
+        if not isinstance(decay, numbers.Real):
+            shown = f"{decay!r}, of type {type_name(decay)}"
+            raise TypeError(f"{optimizer}: ema_decay is {shown}; accepted: None, a number from 0 to below 1")
         if not 0.0 <= decay < 1.0:
             raise ValueError(f"{optimizer}: ema_decay is {decay}; accepted: None, a number from 0 to below 1")
     if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:

@@ -60,7 +60,7 @@ X, Y = torch.zeros(4, 5), torch.zeros(4, dtype=torch.int64)
         ((X, Y, torch.ones(4)), {}, ValueError, r"weight has shape \[4\]; accepted: \[5\]"),
         ((X, Y, torch.ones(5).half()), {}, TypeError, "weight has dtype float16; accepted: float32"),
         ((X, Y), {"reduction": "avg"}, ValueError, "reduction is 'avg'; accepted: 'mean', 'sum', 'none'"),
-        ((X, Y), {"label_smoothing": 1.5}, ValueError, "label_smoothing is 1.5; accepted: 0 to 1"),
+        ((X, Y), {"label_smoothing": 1.5}, ValueError, "label_smoothing is 1.5; accepted: a number from 0 to 1"),
         ((X, Y), {"z_loss": -1.0}, ValueError, "z_loss is -1.0"),
         ((X[None], Y[None, :1].expand(1, 5)), {"inplace": True}, ValueError, "inplace=True, but logits of shape"),
         ((X.t().contiguous().t(), Y), {"inplace": True}, ValueError, "inplace=True, but logits of shape"),

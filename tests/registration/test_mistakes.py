@@ -1,11 +1,13 @@
 """Common mistakes of users: the error names the argument, its value and what is accepted."""
 
+import inspect
 import os
 import re
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -131,6 +133,61 @@ MISTAKES = [
     (lambda: ak.batch_invariant(len), TypeError, "accepted: True, False; as a decorator: @ak.batch_invariant()"),
     (lambda: ak.batch_invariant(k_blocks=3), ValueError, "batch_invariant: k_blocks is 3; accepted: a power of two"),
     (lambda: ak.recommended_dtype("gpu"), ValueError, "device is 'gpu'; accepted: None, 'cpu', 'cuda'"),
+    (lambda: ak.linear(X, W, split=3), TypeError, "linear: split is 3, of type int; accepted: a sequence of whole"),
+    (lambda: ak.linear(X, W, split=[1.0, 3.0]), TypeError, "linear: split is [1.0, 3.0], of type list; accepted"),
+    (lambda: ak.dropout_add(X, X, p="0.1"), TypeError, "dropout_add: p is '0.1', of type str; accepted: a number"),
+    (
+        lambda: ak.layer_norm(X, 8, residual=X, dropout_p="0.1"),
+        TypeError,
+        "layer_norm: dropout_p is '0.1', of type str; accepted: a number",
+    ),
+    (lambda: ak.softmax(X, dim=None), TypeError, "softmax: dim is None, of type NoneType; accepted: a whole number"),
+    (
+        lambda: ak.softmax(X, dim=-1, dtype=torch.int32),
+        TypeError,
+        "softmax: dtype is torch.int32; accepted: None, a floating-point dtype",
+    ),
+    (lambda: ak.log_softmax(X, dim=-1, dtype="half"), TypeError, "log_softmax: dtype is half; accepted: None, a float"),
+    (
+        lambda: ak.cross_entropy(X, IDS, label_smoothing=None),
+        TypeError,
+        "cross_entropy: label_smoothing is None, of type NoneType; accepted: a number from 0 to 1",
+    ),
+    (lambda: ak.cross_entropy(X, IDS, z_loss="1"), TypeError, "cross_entropy: z_loss is '1', of type str; accepted"),
+    (
+        lambda: ak.linear_cross_entropy(X, W, IDS, chunk_size=2.5),
+        TypeError,
+        "linear_cross_entropy: chunk_size is 2.5, of type float; accepted: a whole number from 1",
+    ),
+    (
+        lambda: ak.addmm(B, X, W.t(), alpha=None),
+        TypeError,
+        "addmm: alpha is None, of type NoneType; accepted: a number",
+    ),
+    (lambda: ak.addmm(B, X, W.t(), beta="1"), TypeError, "addmm: beta is '1', of type str; accepted: a number"),
+    (lambda: ak.cast_(X.clone(), X), TypeError, "cast_: destinations has type torch.Tensor; accepted: a list"),
+    (lambda: ak.cast_([X.clone()], X), TypeError, "cast_: sources has type torch.Tensor; accepted: a list"),
+    *(
+        (partial(make, MODEL.parameters(), **{"lr": 1e-3, name: value}), TypeError, f"{make.__name__}: {text}")
+        for make in (ak.optim.Adam, ak.optim.AdamW, ak.optim.LAMB, ak.optim.Lion, ak.optim.SGD)
+        for name, value, text in (
+            ("betas", ("a", 0.9), "betas[0] is 'a', of type str; accepted: a number"),
+            ("lr", None, "lr is None, of type NoneType; accepted: a number"),
+            ("eps", None, "eps is None, of type NoneType; accepted: a number"),
+            ("ema_decay", "0.9", "ema_decay is '0.9', of type str; accepted: None, a number from 0 to below 1"),
+        )
+        if name in inspect.signature(make).parameters
+    ),
+    (lambda: ak.numerics.StepMonitor(None), TypeError, "StepMonitor: optimizer has type NoneType; accepted: an opt"),
+    (lambda: ak.distributed.GradReducer(None), TypeError, "GradReducer: model has type NoneType; accepted: a torch"),
+    (lambda: ak.refresh_shadows(None), TypeError, "refresh_shadows: model has type NoneType; accepted: a torch.nn"),
+    (lambda: ak.numerics.parity(None), TypeError, "parity: train has type NoneType; accepted: a function"),
+    (lambda: ak.clip_grad_norm_(MODEL, 1.0), TypeError, "clip_grad_norm_: parameters is a module; accepted: model.par"),
+    (
+        lambda: ak.distributed.vocab_parallel_cross_entropy(X, IDS),
+        ValueError,
+        "vocab_parallel_cross_entropy: group is None without an initialised process group; accepted: a process group",
+    ),
     (_on_cuda, ak.BackendUnavailable, "the tensors are on cpu. Available here: "),
 ]
 
