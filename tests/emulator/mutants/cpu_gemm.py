@@ -47,6 +47,16 @@ MUTANTS = [
         ("(column + j) * b.column_stride", "j * b.column_stride", "every panel is the first"),
     ),
     *in_cpu_kernel(
+        "gemm/cpu/portable.cpp",
+        "batch_invariant_splits",
+        ("(row + i) * start->row_stride", "i * start->row_stride", "the chains of all rows start from C's first ones"),
+        (
+            "width = std::min(kColumns, n - column);",
+            "width = column + kColumns < n ? kColumns : n % kColumns;",
+            "a last panel that is full has no columns",
+        ),
+    ),
+    *in_cpu_kernel(
         "gemm/cpu/grouped.cpp",
         "grouped_mm",
         ("zero_rows(p.product.c, end, total);", "", "rows after the last group are not zeroed"),
