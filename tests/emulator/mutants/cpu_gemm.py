@@ -63,6 +63,11 @@ MUTANTS = [
         ("element(e.bias, group.index * e.bias.batch_stride)", "element(e.bias, 0)", "all groups take the first bias"),
     ),
     *in_cpu_kernel(
+        "gemm/cpu/grouped.cpp",
+        "grouped_gemm",
+        ("p.offs[index * p.offs_stride]", "p.offs[index]", "ends that lie apart are taken from other groups"),
+    ),
+    *in_cpu_kernel(
         "gemm/cpu/syrk.cpp",
         "syrk",
         ("sums[row - column] += diagonal;", "sums[0] += diagonal;", "the diagonal is added to a panel's first column"),
