@@ -153,13 +153,16 @@ def convert(
         if fuse_rotary:
             _fuse(modules, skipped, changes, rotary)
     changes.summarise()
-    asked = {"fuse_residuals": fuse_residuals, "fuse_loss": fuse_loss, "fuse_rotary": fuse_rotary}
-    forwards = {"fuse_residuals": residual.forward, "fuse_loss": head_loss.forward, "fuse_rotary": rotary.forward}
-    in_use = {vars(own_class(module)).get("_amp_kernels_forward") for _, module in modules}
-    if any(split.NAME in vars(module) for _, module in modules):
-        in_use.add(residual.forward)
-    for option, forward in forwards.items():
-        if asked[option] and forward not in in_use:
+    # What shows that a module takes part: the forward of its class, or an attribute of its own.
+    marks = {vars(own_class(module)).get("_amp_kernels_forward") for _, module in modules}
+    marks = marks.union(*(vars(module) for _, module in modules))
+    options: dict[str, tuple[bool, set]] = {
+        "fuse_residuals": (fuse_residuals, {residual.forward, split.NAME}),
+        "fuse_loss": (fuse_loss, {head_loss.forward}),
+        "fuse_rotary": (fuse_rotary, {rotary.forward}),
+    }
+    for option, (asked, of_option) in options.items():
+        if asked and marks.isdisjoint(of_option):
             logger.warning(
                 "convert: %s=True changes nothing: the model (%s) has no module for it", option, type(model).__name__
             )

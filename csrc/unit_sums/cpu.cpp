@@ -6,15 +6,12 @@
 #include <vector>
 
 #include "base/cpu/chunks.h"
+#include "base/cpu/column_sums.h"
 #include "base/cpu/tile.h"
 #include "unit_sums/call.h"
 
 namespace ak {
 namespace {
-
-AK_SIMD_CLONES void add_span(const float* __restrict values, float* __restrict sums, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) sums[i] += values[i];
-}
 
 AK_SIMD_CLONES void add_products(const float* __restrict grad, const float* __restrict x, float mean, float rstd,
                                  float* __restrict sums, int64_t n) {
@@ -22,16 +19,16 @@ AK_SIMD_CLONES void add_products(const float* __restrict grad, const float* __re
 }
 
 void add_unit(const UnitSums& p, int64_t unit, float* sums) {
+  const int64_t begin = unit * kUnitRows, end = std::min(p.rows, begin + kUnitRows);
+  if (!p.x) {
+    const char* rows = static_cast<const char*>(p.grad) + begin * p.columns * bytes_of(p.grad_type);
+    return add_rows(rows, p.grad_type, end - begin, p.columns, sums);
+  }
   float grad_tile[kTile], x_tile[kTile];
-  const int64_t end = std::min(p.rows, (unit + 1) * kUnitRows);
-  for (int64_t r = unit * kUnitRows; r < end; ++r) {
+  for (int64_t r = begin; r < end; ++r) {
     for (int64_t c = 0; c < p.columns; c += kTile) {
       const int64_t n = std::min<int64_t>(kTile, p.columns - c), at = r * p.columns + c;
       const float* grad = load_tile(p.grad, p.grad_type, at, n, grad_tile);
-      if (!p.x) {
-        add_span(grad, sums + c, n);
-        continue;
-      }
       const float* x = load_tile(p.x, p.x_type, at, n, x_tile);
       add_products(grad, x, p.mean ? p.mean[r] : 0.0f, p.rstd[r], sums + c, n);
     }
@@ -48,7 +45,7 @@ Status unit_sums(const UnitSums& p, Stream) {
     for (int64_t unit = begin; unit < end; ++unit) add_unit(p, unit, sums.data() + unit * columns);
   });
   if (p.fresh) std::fill_n(p.sums, columns, 0.0f);
-  for (int64_t unit = 0; unit < units; ++unit) add_span(sums.data() + unit * columns, p.sums, columns);
+  add_rows(sums.data(), DType::kFloat32, units, columns, p.sums);
   return {};
 }
 

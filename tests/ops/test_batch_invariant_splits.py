@@ -122,6 +122,19 @@ def test_sums_are_close_to_float64():
     assert (error <= (64 + 79) * 2.0**-24 * dz.double().abs().sum(0)).all()
 
 
+def test_gradients_of_a_norm_are_close_to_float64():
+    """Of rows whose means differ and that are longer than what the CPU takes at a time."""
+    rows, columns = 130, 1100
+    x = generators.normal(rows, columns, dtype=torch.float32) + torch.linspace(-2, 3, rows)[:, None]
+    dy = generators.normal(rows, columns, dtype=torch.float32, seed=1)
+    weight, bias = torch.ones(columns, requires_grad=True), torch.zeros(columns, requires_grad=True)
+    with ak.batch_invariant():
+        ak.layer_norm(x, (columns,), weight, bias).backward(dy)
+    normalized = torch.nn.functional.layer_norm(x.double(), (columns,))
+    torch.testing.assert_close(weight.grad.double(), (dy * normalized).sum(0), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(bias.grad.double(), dy.double().sum(0), rtol=1e-5, atol=1e-4)
+
+
 def test_a_fresh_start_does_not_read_main_grad():
     model, ids = Model(torch.bfloat16), tokens(100)
     with ak.nn.accumulate_fp32(model):
@@ -179,19 +192,20 @@ def test_rows_of_sums_cut_elsewhere_are_others():
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_products_start_from_what_they_add_to(backend):
     """dW of 200 tokens in parts, over the layouts in which a gradient and an input may lie."""
-    for m, n, by_rows in itertools.product((1, 40), (8, 33), (True, False)):
+    for m, n, by_rows in itertools.product((1, 40), (8, 33, 64), (True, False)):
         dz, x = (generators.normal(200, size, dtype=torch.bfloat16, seed=size) for size in (m, n))
         if not by_rows:
             dz, x = dz.t().contiguous().t(), x.t().contiguous().t()
+        start = generators.normal(m, n, dtype=torch.float32, seed=2)
         with use(backend):
-            whole = torch.full((m, n), 0.5)
+            whole = start.clone()
             ak._raw.gemm.gemm_accumulate_(whole, dz.t(), x, batch_invariant=True)
             for sizes in ([64, 136], [128, 72], [64, 64, 64, 8]):
-                got = torch.full((m, n), 0.5)
+                got = start.clone()
                 for a, b in zip(dz.split(sizes), x.split(sizes), strict=True):
                     ak._raw.gemm.gemm_accumulate_(got, a.t(), b, batch_invariant=True)
                 assert torch.equal(got, whole), (m, n, by_rows, sizes)
-            torch.testing.assert_close(whole.double(), 0.5 + dz.double().t() @ x.double(), rtol=1e-4, atol=1e-3)
+            torch.testing.assert_close(whole.double(), start + dz.double().t() @ x.double(), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("capability", ["8.0", "9.0"])

@@ -102,6 +102,15 @@ def test_every_size(device, dtype, classes):
     check(logits, target)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["smooth", "soft"])
+def test_weights_of_many_classes(device, dtype, kind):
+    """They rise, so that those of other classes would show in the sums."""
+    logits, target, _ = problem(4, 2500, dtype, device)
+    target = torch.randn(4, 2500, device=device).softmax(1) if kind == "soft" else target
+    check(logits, target, torch.linspace(0.5, 1.5, 2500, device=device), **KINDS[kind])
+
+
 def test_dimensions_after_the_classes(device):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 5, 3, 4, generator=generator).to(device).requires_grad_()

@@ -47,10 +47,25 @@ MUTANTS = [
         ("(column + j) * b.column_stride", "j * b.column_stride", "every panel is the first"),
     ),
     *in_cpu_kernel(
+        "gemm/cpu/portable.cpp",
+        "batch_invariant_splits",
+        ("(row + i) * start->row_stride", "i * start->row_stride", "the chains of all rows start from C's first ones"),
+        (
+            "width = std::min(kColumns, n - column);",
+            "width = column + kColumns < n ? kColumns : n % kColumns;",
+            "a last panel that is full has no columns",
+        ),
+    ),
+    *in_cpu_kernel(
         "gemm/cpu/grouped.cpp",
         "grouped_mm",
         ("zero_rows(p.product.c, end, total);", "", "rows after the last group are not zeroed"),
         ("element(e.bias, group.index * e.bias.batch_stride)", "element(e.bias, 0)", "all groups take the first bias"),
+    ),
+    *in_cpu_kernel(
+        "gemm/cpu/grouped.cpp",
+        "grouped_gemm",
+        ("p.offs[index * p.offs_stride]", "p.offs[index]", "ends that lie apart are taken from other groups"),
     ),
     *in_cpu_kernel(
         "gemm/cpu/syrk.cpp",

@@ -113,6 +113,7 @@ MUTANTS = [
             "sums.total[k] = sum_of_span(c, n);",
             "the total is that of the last tile",
         ),
+        ("weight_span(p.weight + at,", "weight_span(p.weight,", "all tiles take the weights of the first classes"),
     ),
     *in_cpu_kernel(
         "activation/cpu.cpp",
@@ -143,6 +144,7 @@ MUTANTS = [
         "dropout/cpu_span.h",
         "dropout",
         ("drop_tile(x + done, words + lead,", "drop_tile(x + done, words,", "an offset within a group is lost"),
+        ("added + done, out", "added, out", "the last elements of a row get the first ones' residual"),
         (
             "dropout_bits(seed, group + static_cast<uint64_t>(q))",
             "dropout_bits(seed, group)",
@@ -171,6 +173,7 @@ MUTANTS = [
         "unit_sums/cpu.cpp",
         "batch_invariant_splits",
         ("if (p.fresh)", "if (true)", "micro-batches after the first start anew"),
+        ("p.mean ? p.mean[r] : 0.0f", "0.0f", "the mean is not subtracted"),
     ),
     *in_cpu_kernel(
         "routing/cpu.cpp",
