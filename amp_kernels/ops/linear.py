@@ -252,7 +252,7 @@ def linear(
 def _in_pieces(x, weight, bias, activation: str | None, split: Sequence[int]) -> tuple[torch.Tensor, ...]:
     check_tensors("linear", x=x, weight=weight)
     check_tensors("linear", optional=True, bias=bias)
-    if not isinstance(split, Sequence) or not all(isinstance(size, (int, torch.SymInt)) for size in split):
+    if not isinstance(split, Sequence) or not all(hasattr(size, "__index__") for size in split):
         raise TypeError(
             f"linear: split is {split!r}, of type {type_name(split)}; accepted: a sequence of whole numbers"
         )

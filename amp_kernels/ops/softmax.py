@@ -173,7 +173,7 @@ def _call(input: Tensor, dim: int, mask: Tensor | None, safe: bool, dtype: torch
     name = "log_softmax" if log else "softmax"
     check_tensors(name, input=input)
     check_tensors(name, optional=True, mask=mask)
-    if not isinstance(dim, (int, torch.SymInt)):
+    if not hasattr(dim, "__index__"):
         raise TypeError(f"{name}: dim is {dim!r}, of type {type_name(dim)}; accepted: a whole number")
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"{name}: dtype is {dtype}; accepted: None, a floating-point dtype")

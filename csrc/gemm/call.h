@@ -89,7 +89,7 @@ struct GroupedProblem {
   int64_t offs_stride;
 };
 
-/// The grouped product on the CPU, under the same conditions, but for ends that the caller has checked.
+/// The grouped product on the CPU, under the same conditions.
 Status grouped_gemm_cpu(const GroupedProblem& problem, Stream stream);
 
 /// Scratch of split products. `counters` must be 0 before the launch and are 0 again after it; `partials` need not be

@@ -22,11 +22,11 @@ struct Group {
   int64_t begin, size;
 };
 
-std::vector<Group> groups_of(const GroupedProblem& p) {
+std::vector<Group> groups_of(const GroupedProblem& p, int64_t total) {
   std::vector<Group> groups;
   int64_t begin = 0;
   for (int index = 0; index < p.groups; ++index) {
-    const int64_t end = p.offs[index * p.offs_stride];
+    const int64_t end = std::clamp<int64_t>(p.offs[index * p.offs_stride], begin, total);
     groups.push_back({index, begin, end - begin});
     begin = end;
   }
@@ -73,7 +73,7 @@ void zero_rows(const GemmValues& values, int64_t first, int64_t rows) {
 
 Status grouped_gemm_cpu(const GroupedProblem& p, Stream stream) {
   const int64_t total = p.sums ? p.product.k : p.product.m;
-  std::vector<Group> groups = groups_of(p);
+  std::vector<Group> groups = groups_of(p, total);
   const int64_t end = groups.empty() ? 0 : groups.back().begin + groups.back().size;
   if (!p.sums) {
     zero_rows(p.product.c, end, total);
