@@ -37,7 +37,8 @@ class GradientReader:
         if piece is not param:
             grad = self._local(param, grad)
         usual = type(grad) is Tensor and grad.dtype in lists.KERNEL_DTYPES and grad.layout is torch.strided
-        return grad if usual and grad.stride() == piece.stride() else self._checked(piece, grad)
+        same = grad.shape == piece.shape and grad.stride() == piece.stride()
+        return grad if usual and same else self._checked(piece, grad)
 
     def _local(self, param: Tensor, grad: Tensor) -> Tensor:
         """This rank's piece of the gradient of a DTensor, summed over ranks if that was left to do."""
@@ -63,6 +64,11 @@ class GradientReader:
             raise ValueError(
                 f"{self._name}: a gradient is {lists.describe(grad)}, which overlaps itself; zero_grads=True cannot "
                 "write it"
+            )
+        if grad.shape != param.shape:  # torch checks an assignment, but neither resize_() nor .data of a gradient
+            raise ValueError(
+                f"{self._name}: the gradient of a parameter of shape {list(param.shape)} has shape {list(grad.shape)}; "
+                "accepted: the shape of the parameter"
             )
         if lists.same_order(param, grad):
             return grad

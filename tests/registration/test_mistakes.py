@@ -200,6 +200,19 @@ def test_a_mistake_is_named(call: Callable, error: type[Exception], text: str) -
     assert all(map(torch.equal, gradients, [param.grad for param in MODEL.parameters()]))
 
 
+@pytest.mark.parametrize("shape", [(2, 4), (4, 2), (16,)])
+def test_a_gradient_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    param = torch.nn.Parameter(torch.ones(4, 4))
+    param.grad = torch.ones(4, 4)
+    param.grad.data = torch.ones(shape)
+    optimizer = ak.optim.AdamW([param])
+    text = f"AdamW: the gradient of a parameter of shape [4, 4] has shape {list(shape)}; accepted: the shape of the"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        optimizer.step()
+    assert torch.equal(param.data, torch.ones(4, 4))
+    assert not optimizer.state
+
+
 def test_a_backend_for_another_device_is_not_to_be_built() -> None:
     with pytest.raises(ak.BackendUnavailable) as caught:
         _on_cuda()
