@@ -62,7 +62,7 @@ def convert(
 
     Each module stays the same object and only changes its class. So names, parameters (also tied ones), hooks, training flag,
     state_dict, optimizers and references held elsewhere remain valid. Call :func:`revert` before tools that look for torch's
-    exact classes, such as ``torch.ao.quantization.quantize_dynamic``.
+    exact classes, such as ``torch.ao.quantization.quantize_dynamic`` and ``torch.fx.symbolic_trace``, whose graph may be converted.
 
     Hugging Face's ``Conv1D``, activations and RMSNorms of any name (LlamaRMSNorm, T5LayerNorm, ...) are recognised without
     importing transformers. RMSNorms and activations run once on a few numbers to identify their formula.
@@ -228,8 +228,9 @@ def _fuse(
 def revert(model: Model) -> Model:
     """Undo :func:`convert`: give this package's modules in ``model`` their classes of torch or transformers back, in place.
 
-    Subclasses, and modules with features that torch's lack (a Linear with an activation, a CrossEntropyLoss with z_loss), stay
-    unchanged, with a DEBUG line of the logger ``amp_kernels`` each. After it, a CrossEntropyLoss with ``inplace=True`` no longer
+    Subclasses, also those that torch makes of modules that are parametrised after ``convert``, and modules with features that torch's
+    lack (a Linear with an activation, a CrossEntropyLoss with z_loss), stay unchanged, with a DEBUG line of the logger ``amp_kernels``
+    each. After it, a CrossEntropyLoss with ``inplace=True`` no longer
     overwrites the logits.
 
     Args:
@@ -253,6 +254,8 @@ def revert(model: Model) -> Model:
         base = base_of(kind)
         original = base or originals.get(kind)
         if original is None:
+            if hasattr(kind, "_amp_kernels_base") or isinstance(module, tuple(originals)):
+                logger.debug("revert: %s (%s) is left alone: it is a subclass", name or "the model", kind.__name__)
             continue
         more = None if base else next((name for name in ("activation", "z_loss") if getattr(module, name, None)), None)
         if more:

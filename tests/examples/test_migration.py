@@ -84,6 +84,42 @@ def test_lightning(precision, tmp_path, monkeypatch):
     assert (max(after for _, after in norms) < 1.001) == by_trainer
 
 
+@pytest.mark.parametrize("unscale_grads", [False, True])
+@pytest.mark.needs("lightning")
+def test_lightning_with_manual_optimization(unscale_grads, tmp_path, monkeypatch):
+    """``self.clip_gradients`` clips, in BF16 too, only if the optimizer cannot unscale inside its step."""
+    import lightning
+
+    monkeypatch.chdir(tmp_path)
+    norms = []
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model, self.automatic_optimization = ak.convert(build()), False
+
+        def training_step(self, batch):
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(100 * self.model(batch[0]).float().square().sum())
+            self.clip_gradients(optimizer, gradient_clip_val=0.5)
+            norms.append(ak.get_total_norm([p.grad for p in self.parameters()]))
+            optimizer.step()
+
+        def configure_optimizers(self):
+            return ak.optim.AdamW(self.parameters(), unscale_grads=unscale_grads)
+
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = lightning.Trainer(accelerator="cpu", precision="bf16-mixed", max_steps=2, **quiet)
+    data = torch.utils.data.DataLoader(rows(), batch_size=16)
+    if unscale_grads:
+        trainer.fit(Module(), data)
+        assert [round(norm.item(), 3) for norm in norms] == [0.5, 0.5]
+    else:
+        with pytest.raises(RuntimeError, match="does not allow for gradient clipping"):
+            trainer.fit(Module(), data)
+
+
 @pytest.mark.needs("lightning")
 def test_lightning_clips_what_unscale_grads_left(tmp_path, monkeypatch):
     """And refuses to clip where the optimizer unscales inside its step."""

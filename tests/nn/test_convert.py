@@ -235,6 +235,28 @@ def test_revert_leaves_what_torch_cannot_do():
         revert(3)
 
 
+def test_revert_names_the_subclasses_that_it_leaves(caplog):
+    """torch derives a class from that of a converted module when it is parametrised."""
+    model = convert(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)))
+    parametrizations.weight_norm(model[0])
+    with caplog.at_level(logging.DEBUG, logger="amp_kernels"):
+        revert(model)
+    assert caplog.messages == ["revert: 0 (ParametrizedLinear) is left alone: it is a subclass"]
+    assert type(model[1]) is torch.nn.Linear
+    torch.nn.utils.parametrize.remove_parametrizations(model[0], "weight")
+    assert type(revert(model)[0]) is torch.nn.Linear
+
+
+def test_a_traced_graph_may_be_converted():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8))
+    expected = model(torch.ones(2, 4))
+    with pytest.raises(TypeError, match=r"linear: x has type torch.fx.proxy.Proxy; accepted: a tensor"):
+        torch.fx.symbolic_trace(convert(copy.deepcopy(model)))
+    traced = torch.fx.symbolic_trace(revert(convert(model)))
+    assert type(convert(traced).get_submodule("0")) is Linear
+    torch.testing.assert_close(traced(torch.ones(2, 4)), expected)
+
+
 def test_bad_input():
     with pytest.raises(TypeError, match=r"convert: model has type list; accepted: a torch.nn.Module"):
         convert([torch.nn.Linear(2, 2)])
