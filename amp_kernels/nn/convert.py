@@ -228,10 +228,9 @@ def _fuse(
 def revert(model: Model) -> Model:
     """Undo :func:`convert`: give this package's modules in ``model`` their classes of torch or transformers back, in place.
 
-    Subclasses, also those that torch makes of modules that are parametrised after ``convert``, and modules with features that torch's
-    lack (a Linear with an activation, a CrossEntropyLoss with z_loss), stay unchanged, with a DEBUG line of the logger ``amp_kernels``
-    each. After it, a CrossEntropyLoss with ``inplace=True`` no longer
-    overwrites the logits.
+    Two kinds of modules stay unchanged, each with a DEBUG line of the logger ``amp_kernels``: subclasses, among them those that torch
+    makes of modules that are parametrised after ``convert``, and modules with features that torch's lack (a Linear with an
+    activation, a CrossEntropyLoss with z_loss). A CrossEntropyLoss with ``inplace=True`` no longer overwrites the logits.
 
     Args:
         model: any module.

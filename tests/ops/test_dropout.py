@@ -211,8 +211,8 @@ class Ops(TorchDispatchMode):
 @pytest.mark.parametrize(("columns", "p"), [(40, 0.3), (41, 0.3), (1031, 0.3), (1100, 0.9999), (8, 1.0)])
 def test_a_norm_with_dropout_is_dropout_add_and_the_norm(device, norm, dtype, columns, p):
     """Bit for bit, in both results and all gradients, also in long rows that begin within a group of random words; and nothing more is
-    kept than without, but the seed. Triton chooses the order
-    of a row's sum by the layout of the loads before it, so on a GPU the results after such a sum agree but for rounding."""
+    kept than without, but the seed. Triton chooses the order of a row's sum by the layout of the loads before it, so on a GPU the
+    results after such a sum agree but for rounding."""
     same = torch.equal
     if device == "cuda" and policy.requested_backend() == "triton":
         same = partial(torch.allclose, rtol=2 * UNIT_ROUNDOFF[dtype], atol=2.0**-18)
