@@ -361,7 +361,7 @@ X, W, Y = torch.zeros(4, 3), torch.zeros(5, 3), torch.zeros(4, dtype=torch.int64
         ((X, W, torch.zeros(4, 4)), {}, ValueError, "that of probabilities, and shape"),
         ((X, W, Y), {"linear_bias": torch.zeros(4)}, ValueError, r"linear_bias has shape \[4\]; accepted: \[5\]"),
         ((X, W, Y), {"weight": torch.zeros(4)}, ValueError, r"weight has shape \[4\]; accepted: \[5\]"),
-        ((X, W, Y), {"chunk_size": 0}, ValueError, "chunk_size is 0; accepted: None or at least 1 row"),
+        ((X, W, Y), {"chunk_size": 0}, ValueError, "chunk_size is 0; accepted: a whole number from 1"),
         ((X, W, Y), {"reduction": "all"}, ValueError, "reduction is 'all'"),
         ((X.half(), W, Y), {}, TypeError, "input is float16"),
         ((X, W, Y.to("meta")), {}, ValueError, "target is on meta"),

@@ -54,7 +54,7 @@ CASES = {
     "swiglu": (lambda: gemm(half(72, 64), half(64, 256), activation="swiglu"), None),
     "swiglu, z kept": (lambda: gemm(half(72, 72), half(72, 256), activation="swiglu", preact=True), MATRICES),
     "swiglu's derivative": (lambda: derivative("swiglu"), MATRICES),
-    "phases": (lambda: accumulated(40, 19, 4001), MATRICES),
+    "phases": (lambda: accumulated(72, 19, 4001), MATRICES),
     "a batch between rows": (lambda: gemm(half(72, 3, 64).transpose(0, 1), half(3, 64, 168)), MATRICES),
     "an operand of windows, which is copied": (
         lambda: gemm(half(648).as_strided((72, 80), (8, 1)), half(80, 136)),
