@@ -31,9 +31,8 @@ class GradientReader:
     def __init__(self, name: str, options: Options):
         self._name, self._options = name, options
 
-    def read(self, param: Tensor, piece: Tensor) -> Tensor:
+    def read(self, param: Tensor, grad: Tensor, piece: Tensor) -> Tensor:
         """The gradient of a parameter as the kernels take it. ``piece`` is the parameter as they see it."""
-        grad = param.grad
         if piece is not param:
             grad = self._local(param, grad)
         usual = type(grad) is Tensor and grad.dtype in lists.KERNEL_DTYPES and grad.layout is torch.strided

@@ -27,7 +27,7 @@ from .._dispatch.walks import bump_versions, identical
 from .._raw._block8 import BLOCK
 from .._sharding.agreement import shard_number
 from .._sharding.local import is_dtensor, local_tensor, spec
-from .._sharding.pieces import Rows, rows_of
+from .._sharding.pieces import rows_of
 from .._updates.op import UpdateOp
 from .._updates.state import TABLE_COLUMNS, TABLE_DTYPES, TABLE_GRAD
 from ..ops._shadows import ShadowList
@@ -90,17 +90,20 @@ def make_batches(
     """The batches of the ``active`` parameters, each given with the number of its group. ``counts``: which of ``params``, all of the
     optimizer's, count on this rank in norms. ``op_of(group)``: the op that updates a group."""
     number = {id(param): i for i, param in enumerate(params)}  # as in the state_dict
-    by_device: dict[tuple[torch.device, UpdateOp], list[tuple[int, Place]]] = defaultdict(list)
-    for group, place in sorted(active, key=lambda entry: not counts[number[id(entry[1].param)]]):
-        by_device[place.piece.device, op_of(place.block.group)].append((group, place))
+    if not all(counts):
+        active = sorted(active, key=lambda entry: not counts[number[id(entry[1].param)]])
+    by_device: dict[tuple[torch.device, UpdateOp], list[tuple[int, Place, Tensor]]] = defaultdict(list)
+    for group, place in active:
+        piece = place.piece
+        by_device[piece.device, op_of(place.block.group)].append((group, place, piece))
     batches = []
     for (device, op), members in by_device.items():
-        places = [place for _, place in members]
+        places = [place for _, place, _ in members]
         numbers = [number[id(place.param)] for place in places]
-        group_of = {place.block: group for group, place in members}
+        group_of = {place.block: group for group, place, _ in members}
         position = {block: i for i, block in enumerate(group_of)}
         rows = []
-        for (group, place), index in zip(members, numbers, strict=True):
+        for (group, place, _), index in zip(members, numbers, strict=True):
             random = random_place(place.param, index, len(params), shard_group)
             rows.append((position[place.block], place.offset, place.slot, group, *random))
         batches.append(
@@ -108,7 +111,7 @@ def make_batches(
                 device,
                 op,
                 params=[place.param for place in places],
-                pieces=[place.piece for place in places],
+                pieces=[piece for _, _, piece in members],
                 counted=sum(counts[index] for index in numbers),
                 numbers=numbers,
                 blocks=list(group_of),
@@ -131,10 +134,12 @@ def random_place(param: Tensor, number: int, params: int, shard_group: ProcessGr
     that its elements have in one process, so that every mesh rounds alike; so has a piece of consecutive elements that begins
     with a whole block. Other pieces count as further parameters.
     """
-    rows = rows_of(param) if is_dtensor(param) else Rows(0)
+    shard = 0 if shard_group is None else shard_group.rank()
+    if not is_dtensor(param):
+        return (number + params * shard) % 2**32, 0, 0
+    rows = rows_of(param)
     if rows is not None and all(count % BLOCK == 0 for count in rows):
-        block, shard = rows.first // BLOCK, 0 if shard_group is None else shard_group.rank()
-        return (number + params * shard) % 2**32 + (block << 32), rows.width, rows.pitch
+        return (number + params * shard) % 2**32 + (rows.first // BLOCK << 32), rows.width, rows.pitch
     within = rows is None or rows.width > 0  # then the first piece has not the bits of the beginning either
     return (number + params * (shard_number(param, shard_group) + within)) % 2**32, 0, 0
 

@@ -17,7 +17,7 @@ from .._dispatch.capture import is_capturing
 from .._dispatch.devices import at, largest_flag
 from .._raw.check_and_norm import op as check_and_norm
 from .._sharding.agreement import Agreement, LatestAgreement
-from .._sharding.local import is_dtensor, local
+from .._sharding.local import local
 from .._updates.arguments import UpdateArguments
 from ._algorithm import Algorithm, Update
 from ._gradients import GradientReader, StepAnswer, StepRequest, measure
@@ -168,9 +168,10 @@ class StepPlan:
         active, read, known = _Active(), self._gradients.read, self._store.places
         for index, group in enumerate(groups):
             for param in group["params"]:
-                if param.grad is None:
+                shown_grad = param.grad
+                if shown_grad is None:
                     continue
-                piece = local(param) if is_dtensor(param) else param
+                piece = local(param)
                 place, shown = known.get(id(param)), state.get(param)
                 if place is None or place.state is not shown or place.signature != signature(param):
                     # New, or moved or converted, or its state was replaced: adopt the shown state.
@@ -178,8 +179,8 @@ class StepPlan:
                     place = None
                 elif place.address != piece.data_ptr():
                     place.adopt_write()
-                grad = read(param, piece)
-                if grad is not (param.grad if piece is param else local(param.grad)):
+                grad = read(param, shown_grad, piece)
+                if grad is not shown_grad and grad is not local(shown_grad):
                     active.copied = True
                 active.params.append(param)
                 active.groups.append(index)
