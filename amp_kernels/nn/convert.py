@@ -153,7 +153,7 @@ def convert(
         if fuse_rotary:
             _fuse(modules, skipped, changes, rotary)
     changes.summarise()
-    # What shows that a module takes part: the forward of its class, or an attribute of its own.
+    # A module that takes part has the forward of an option in its class, or an attribute of its own.
     marks = {vars(own_class(module)).get("_amp_kernels_forward") for _, module in modules}
     marks = marks.union(*(vars(module) for _, module in modules))
     options: dict[str, tuple[bool, set]] = {
