@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,6 +49,7 @@ def save(
     data: Stateful | None = None,
     extra: Any = None,
     keep: int | None = None,
+    pattern: str | None = None,
     background: bool = False,
 ) -> None:
     """Save the state of a training run between two steps.
@@ -60,20 +62,25 @@ def save(
     Python and NumPy, and of all CUDA devices, are saved too.
 
     Args:
-        path: the file; missing folders are created and an existing file is replaced.
+        path: the file; missing folders are created and an existing file is replaced. A symbolic link is refused, because
+            neither replacing the link nor the file behind it is safe to guess.
         model, optimizer, scaler: of torch or of this package.
         scheduler, data: any objects with ``state_dict`` and ``load_state_dict``, such as a learning rate scheduler and a
             sampler with a position.
         extra: any nesting of tensors, numbers, strings, lists, tuples and dicts; :func:`load` returns it.
-        keep: the number of newest checkpoints to keep in the folder of ``path``; older ones are removed. ``None`` keeps all.
+        keep: the number of newest checkpoints to keep, among those in the folder of ``path`` whose names differ from its name in
+            numbers alone, as ``step-1.pt`` and ``step-20.pt``; older ones are removed. Others, such as ``best.pt``, and
+            symbolic links are neither counted nor removed. ``None`` keeps all.
+        pattern: a glob of the names that ``keep`` counts instead, such as ``"epoch-*.pt"`` for ``epoch-3-good.pt``.
         background: copy the state to host memory and write it in another thread. The next call, or :func:`wait`, waits for it
             and raises its error. A process that ends normally finishes the file first.
 
     Raises:
-        OSError: the file could not be written, for example because the disk is full. Existing files are untouched.
-        TypeError: a state holds an object that ``weights_only`` does not load, or a tensor that is distributed over processes;
-            the message names it. Nothing was written.
-        ValueError: ``keep`` is below 1.
+        OSError: the file could not be written, for example because the disk is full, or ``path`` is a folder, a symbolic link
+            or a device. Existing files are untouched.
+        TypeError: ``path`` is not a path; a state holds an object that ``weights_only`` does not load, or a tensor that is
+            distributed over processes. The message names it. Nothing was written.
+        ValueError: ``keep`` is below 1, or ``pattern`` is given without it or does not match the name of ``path``.
 
     Examples:
         >>> model = torch.nn.Linear(4, 2)
@@ -89,24 +96,32 @@ def save(
     """
     if keep is not None:
         lists.check_count("checkpoint.save", "keep", keep, 1)
+    # Another thread, or a hook, may change the working directory.
+    target = Path(os.path.abspath(_folder.as_path("save", "path", path)))
+    matches = _folder.matcher(target, pattern)
+    if pattern is not None and (keep is None or not matches(target.name)):
+        raise ValueError(
+            f"checkpoint.save: pattern is {pattern!r}, keep is {keep} and the file is {target.name!r}; accepted: with keep, a "
+            "pattern that matches the file"
+        )
+    _folder.check_target(target)
     wait()
     parts = {"model": model, "optimizer": optimizer, "scaler": scaler, "scheduler": scheduler, "data": data}
     with torch.no_grad():
         content = _state.collect(parts, extra)
         if background:
             content = map_tensors(on_host, content)
-    target = Path(os.path.abspath(path))  # another thread, or a hook, may change the working directory
     if background:
-        _writer.start(target, content, keep)
+        _writer.start(target, content, keep, matches)
     else:
-        _write(target, content, keep)
+        _write(target, content, keep, matches)
 
 
-def _write(path: Path, content: dict[str, Any], keep: int | None) -> None:
+def _write(path: Path, content: dict[str, Any], keep: int | None, matches: Callable[[str], bool]) -> None:
     with torch.no_grad():
         _folder.publish(path, lambda file: write(file, content))
     if keep is not None:
-        _folder.remove_all_but(keep, path.parent)
+        _folder.remove_all_but(keep, path.parent, matches)
 
 
 class _Writer:
@@ -125,9 +140,9 @@ class _Writer:
             )
             self._thread.start()
 
-    def _run(self, path: Path, content: dict[str, Any], keep: int | None) -> None:
+    def _run(self, path: Path, *arguments: Any) -> None:
         try:
-            _write(path, content, keep)
+            _write(path, *arguments)
         except BaseException as error:
             _folder.logger.error("checkpoint.save: %s was not written: %s", path, error)
             self._error = error
@@ -186,8 +201,8 @@ def load(
     """Restore the state that :func:`save` saved, and return its ``extra``.
 
     Before anything changes, the whole file is verified by its checksums, and its content is compared with the given objects. No
-    code from the file runs. Objects that are not given are not restored, so a model alone can be loaded for evaluation. Values
-    are never converted: shapes and dtypes must match.
+    code from the file runs. Objects that are not given are not restored, so a model alone can be loaded for evaluation; the logger
+    ``amp_kernels`` then warns of what the file has besides. Values are never converted: shapes and dtypes must match.
 
     Args:
         path: a checkpoint; :func:`latest` finds the newest.
@@ -198,7 +213,8 @@ def load(
         The ``extra`` of :func:`save`, with tensors on the CPU.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        TypeError: ``path`` is not a path, such as the ``None`` of :func:`latest`.
+        OSError, MemoryError, torch.OutOfMemoryError: there is no such file, or it could not be read.
         ValueError: the file is truncated, damaged, not a checkpoint, or of a newer version; the message names the newest intact
             checkpoint in its folder. Or its content does not fit; the message says where.
 
@@ -210,8 +226,10 @@ def load(
         Traceback (most recent call last):
         ValueError: checkpoint.load: ...1.pt does not fit: its model.weight is torch.float32 of shape [2, 4], ...
     """
+    file = _folder.as_path("load", "path", path, "; latest returns None for a folder without checkpoints")
     wait()
-    file = Path(path)
+    if file.is_dir():
+        raise IsADirectoryError(f"checkpoint.load: path is {file}, a folder; accepted: a file, such as latest(path)")
     try:
         content = read(file)
     except ValueError as error:
@@ -223,4 +241,9 @@ def load(
         raise ValueError(f"checkpoint.load: {file} does not fit: {error}") from None
     with torch.no_grad():
         _state.restore(parts, content, rng)
+    left = [name for name in _state.SECTIONS if name in content and parts[name] is None]
+    if left and any(part is not None for part in parts.values()):
+        _folder.logger.warning(
+            "checkpoint.load: %s also has %s, not restored: not given to load", file, ", ".join(left)
+        )
     return map_tensors(Tensor.clone, content["extra"])

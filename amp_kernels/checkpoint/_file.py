@@ -7,10 +7,14 @@ for each record. Its first record, ``manifest.json``, has the format version and
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import io
 import json
+import os
 import pickle
+import stat
 import struct
 import sys
 import zipfile
@@ -24,10 +28,12 @@ import torch
 from torch import Tensor
 
 from .._checks.types import type_name
+from .._dispatch.memory import translated
 
 FORMAT = 1
 _ROOT = "amp_kernels-checkpoint"  # the folder of all records, which identifies our files by their first bytes
 _MANIFEST = "manifest.json"
+_MANIFEST_LIMIT = 1 << 26  # bytes: the names of 600,000 tensors
 _ALIGNMENT = 64  # of each record in the file, as torch aligns them for mmap
 _PIECE = 1 << 20  # bytes per write: the host memory used for a tensor on another device
 _SCALARS = (bool, int, float, str, bytes)
@@ -195,9 +201,13 @@ def write(file: BinaryIO, content: dict[str, Any]) -> None:
     for name, tensor in named_tensors(content):
         if id(tensor) in positions:
             names.setdefault(positions[id(tensor)], name)
-    manifest = {"format": FORMAT, "sections": list(content), "tensors": names}
+    manifest = json.dumps({"format": FORMAT, "sections": list(content), "tensors": names}).encode()
+    if len(manifest) > _MANIFEST_LIMIT:
+        raise ValueError(
+            f"checkpoint.save: the names of the tensors take {len(manifest)} bytes; accepted: up to {_MANIFEST_LIMIT}"
+        )
     with zipfile.ZipFile(file, "w") as archive:
-        _record(archive, _MANIFEST, json.dumps(manifest).encode())
+        _record(archive, _MANIFEST, manifest)
         _record(archive, "data.pkl", pickled.getbuffer())
         _record(archive, "byteorder", sys.byteorder.encode())
         for i, tensor in enumerate(pickler.tensors):
@@ -226,54 +236,100 @@ def _entry(archive: zipfile.ZipFile, name: str, size: int) -> zipfile.ZipInfo:
 # ---- reading ----
 
 
+class _Damaged(ValueError):
+    """The bytes of a file are not those of a checkpoint that this version reads. The message is only the reason."""
+
+
 def is_ours(path: Path) -> bool:
-    """True if a file starts like a checkpoint of this module, intact or not, of any version."""
+    """True if a file starts like a checkpoint of this module, intact or not, of any version.
+
+    Only regular files are opened: a FIFO would wait for its writer.
+    """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return False
         with path.open("rb") as file:
             head = file.read(30 + len(_ROOT))
-    except OSError:
+    except FileNotFoundError:
         return False
     return head[:4] == b"PK\x03\x04" and head[30:] == _ROOT.encode()
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Verify the whole file by its checksums and return its content. Tensors are memory-mapped: clone those to keep.
+def verify(path: Path) -> None:
+    """Read the whole file, compare its checksums and unpickle everything but the tensors.
 
     Raises:
-        FileNotFoundError, PermissionError, ...: the file cannot be opened.
-        ValueError: the file is damaged, not a checkpoint or of a newer format; the message is only the reason.
+        ValueError: the bytes are damaged, not a checkpoint or of a newer format; the message is only the reason.
+        OSError, MemoryError, torch.OutOfMemoryError: they could not be read, which says nothing about them.
     """
+    if not is_ours(path):
+        raise _Damaged(_foreign(path))
+    with path.open("rb") as file, _damage("it is cut short or damaged"):
+        _verify_records(file)
+        file.seek(0)
+        torch.load(file, map_location="meta", weights_only=True)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Verify a file as :func:`verify` does and return its content. Tensors are memory-mapped: clone those to keep."""
+    verify(path)
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+
+
+@contextlib.contextmanager
+def _damage(what: str) -> Iterator[None]:
+    """Raise errors that bytes cause as damage, and others as they are: the readers raise many types for damaged files."""
+    try:
+        yield
+    except _Damaged:
+        raise
+    except Exception as error:
+        system = _of_system(error)
+        if system is not None:
+            raise system from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise _Damaged(f"{what} ({reason})") from error
+
+
+def _of_system(error: BaseException | None) -> BaseException | None:
+    """The error of the system behind an error of a reader: zipfile calls a file that it cannot read no zip."""
+    while error is not None:
+        if isinstance(error, RuntimeError):
+            error = translated("checkpoint", error)
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            return error
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a seek to where the bytes say, before the file
+            return error
+        error = error.__context__
+    return None
+
+
+def _foreign(path: Path) -> str:
+    if not stat.S_ISREG(path.stat().st_mode):
+        return "it is not a regular file"
     with path.open("rb") as file:
-        if not is_ours(path):
-            raise ValueError(_foreign(file))
-        try:
-            _verify(file)
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except ValueError:
-            raise
-        except Exception as error:  # both readers raise many types for damaged files
-            raise ValueError(f"it is cut short or damaged ({str(error).splitlines()[0]})") from error
-
-
-def _foreign(file: BinaryIO) -> str:
-    head = file.read(4)
+        head = file.read(4)
     if not head:
         return "it is empty"
     return "it is a zip, but not a checkpoint of amp_kernels" if head[:2] == b"PK" else "it is not a checkpoint"
 
 
-def _verify(file: BinaryIO) -> None:
+def _verify_records(file: BinaryIO) -> None:
     with zipfile.ZipFile(file) as archive:
-        manifest = json.loads(archive.read(f"{_ROOT}/{_MANIFEST}"))
+        record = archive.getinfo(f"{_ROOT}/{_MANIFEST}")
+        if record.compress_type or record.file_size > _MANIFEST_LIMIT:
+            raise _Damaged(f"it is damaged: its {_MANIFEST} is compressed or larger than {_MANIFEST_LIMIT} bytes")
+        manifest = json.loads(archive.read(record))
         if manifest["format"] > FORMAT:
-            raise ValueError(f"it has format {manifest['format']}, of a newer amp_kernels; accepted: up to {FORMAT}")
+            raise _Damaged(f"it has format {manifest['format']}, of a newer amp_kernels; accepted: up to {FORMAT}")
         expected = [_MANIFEST, "data.pkl", "byteorder", *manifest["tensors"], "version"]
-        if [info.filename for info in archive.infolist()] != [f"{_ROOT}/{name}" for name in expected]:
-            raise ValueError("it is damaged: its list of records disagrees with its manifest")
+        records = [(record.filename, record.compress_type) for record in archive.infolist()]
+        if records != [(f"{_ROOT}/{name}", zipfile.ZIP_STORED) for name in expected]:
+            raise _Damaged("it is damaged: its records are not the uncompressed ones that its manifest lists")
         for name in expected:
-            try:
-                with archive.open(f"{_ROOT}/{name}") as record:
-                    while record.read(_PIECE):
-                        pass
-            except Exception as error:
-                raise ValueError(f"it is damaged: {manifest['tensors'].get(name, name)} ({error})") from error
+            with (
+                _damage(f"it is damaged: {manifest['tensors'].get(name, name)}"),
+                archive.open(f"{_ROOT}/{name}") as record,
+            ):
+                while record.read(_PIECE):
+                    pass

@@ -125,7 +125,8 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) ->
     sizes, saved_sizes = list(map(len, params)), [len(group["params"]) for group in saved["param_groups"]]
     if sizes != saved_sizes:
         raise ValueError(f"its optimizer has groups of {saved_sizes} parameters, and here they are of {sizes}")
-    moments = optimizer.algorithm.declared.moments if isinstance(optimizer, FusedOptimizer) else ()
+    members = optimizer.algorithm.members if isinstance(optimizer, FusedOptimizer) else ()
+    moments = {moment for member in members for moment in member.declared.moments}
     for i, param in enumerate(param for group in params for param in group):
         for key, value in saved["state"].get(i, {}).items():
             name = f"optimizer.state[{i}].{key}"
