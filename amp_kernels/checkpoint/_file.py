@@ -12,7 +12,6 @@ import ctypes
 import errno
 import io
 import json
-import os
 import pickle
 import stat
 import struct

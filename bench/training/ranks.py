@@ -120,7 +120,7 @@ class RankTrial(Trial):
         set_state_dict(
             parts["model"], parts["optimizer"], model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
-        saved = torch.load(path / "run.pt", map_location=self.device, weights_only=False)
+        saved = torch.load(path / "run.pt", map_location=self.device, weights_only=True)
         self._restore(saved["running"])
         if len(saved["random"]) == self.layout.world:  # another number of ranks draws other dropout
             own = saved["random"][dist.get_rank()]
@@ -164,7 +164,7 @@ def resumed(folder: Path, settings: Settings, text: Text) -> tuple[list[dict], P
     whole = checkpoints(folder)
     if not whole:
         raise ValueError(f"argument --resume: no whole checkpoint in {folder}: nothing to resume")
-    saved = torch.load(whole[-1] / "run.pt", weights_only=False)
+    saved = torch.load(whole[-1] / "run.pt", weights_only=True)
     if saved["settings"] != dataclasses.asdict(settings) or saved["text"] != text.sha256:
         raise ValueError("argument --resume: the checkpoint is of a run with other options or another text")
     return saved["finished"], whole[-1]

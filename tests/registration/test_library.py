@@ -1,8 +1,10 @@
 """Promises of the registry for every op: version counters, dispatch of an explicit backend, import without side effects."""
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,6 +51,14 @@ def test_every_backend_bumps_versions(name, backend):
     after = [t._version for t in mutated_tensors(op, args, kwargs)]
     assert before, name
     assert all(b > a for a, b in zip(before, after, strict=True))
+
+
+def test_the_ops_that_take_addresses_are_named():
+    """A reader of SECURITY.md has to know which ops can touch any memory."""
+    schemas = [schema for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("amp_kernels::")]
+    tables = {s.name.split("::")[1] for s in schemas if any(argument.name == "table" for argument in s.arguments)}
+    text = (Path(__file__).parents[2] / "SECURITY.md").read_text()
+    assert set(re.findall("`(_[a-z_]+)`", text)) == tables
 
 
 def test_a_step_between_forward_and_backward_is_an_error():

@@ -251,6 +251,14 @@ def test_a_file_that_cannot_be_read_is_not_damaged(small, tmp_path, monkeypatch,
     assert reads > 5
 
 
+def test_an_offset_to_before_the_file(small, tmp_path):
+    """The seek fails with an error of the system, and the bytes are its cause."""
+    data = bytearray(small.read_bytes())
+    struct.pack_into("<I", data, data.rindex(b"PK\5\6") + 16, len(data))  # of the list of records
+    (tmp_path / "bad.pt").write_bytes(data)
+    assert ak.checkpoint.latest(tmp_path) == small
+
+
 def test_a_file_that_disappears_is_passed_over(small, tmp_path, monkeypatch):
     ak.checkpoint.save(tmp_path / "newest.pt")
     with Stumbles(monkeypatch, tmp_path / "newest.pt", FileNotFoundError(), 2):
