@@ -65,7 +65,7 @@ def test_muon_with_groups_of_adamw_continues_bit_for_bit(kind, state_dtype, adam
     assert same(first.state_dict()["state"], second.state_dict()["state"])
     for optimizer in (first, second):
         train(optimizer, 3, 6)
-    assert_same_tensors(bits(first), bits(second))
+    assert_same_tensors(bits(first, counts=False), bits(second, counts=False))  # Muon shows no count
 
 
 def test_a_checkpoint_holds_codes(tmp_path):

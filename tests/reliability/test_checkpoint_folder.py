@@ -260,19 +260,21 @@ def test_keep_counts_files_of_one_kind(tmp_path, pattern, left, background):
     assert sorted(os.listdir(tmp_path)) == left
 
 
-@pytest.mark.parametrize("to", ["step-1.pt", "absent.pt"])
+@pytest.mark.parametrize("to", ["step-1.pt", "absent.pt", "../1.pt"])
 def test_links_are_not_counted_removed_or_replaced(tmp_path, to):
-    save(tmp_path / "step-1.pt", 1)
-    (tmp_path / "step-2.pt").symlink_to(to)
+    folder = tmp_path / "run"
+    for path in (tmp_path / "1.pt", folder / "step-1.pt"):
+        save(path, 1)
+    (folder / "step-2.pt").symlink_to(to)
     with pytest.raises(
         FileExistsError, match=rf"path is .*step-2\.pt, a symbolic link to {to}; accepted: a file, such as"
     ):
-        save(tmp_path / "step-2.pt", 2)
-    assert value(tmp_path / "step-1.pt") == 1
+        save(folder / "step-2.pt", 2)
+    assert value(folder / "step-1.pt") == 1
     for step in (3, 4):
-        save(tmp_path / f"step-{step}.pt", step, keep=2)
-    assert sorted(os.listdir(tmp_path)) == ["step-2.pt", "step-3.pt", "step-4.pt"]
-    assert os.readlink(tmp_path / "step-2.pt") == to
+        save(folder / f"step-{step}.pt", step, keep=2)
+    assert sorted(os.listdir(folder)) == ["step-2.pt", "step-3.pt", "step-4.pt"]
+    assert os.readlink(folder / "step-2.pt") == to
 
 
 def test_a_checkpoint_behind_a_link_is_found(tmp_path):
