@@ -183,7 +183,7 @@ def _call(input: Tensor, dim: int, mask: Tensor | None, safe: bool, dtype: torch
             raise TypeError(f"{name}: input is {input.layout} {input.dtype}; accepted with mask or safe: dense floats")
         return F.log_softmax(input, dim, dtype) if log else F.softmax(input, dim, dtype)
     if not -max(input.ndim, 1) <= dim < max(input.ndim, 1):
-        raise IndexError(f"{name}: dim is {dim}; accepted: {-input.ndim} to {input.ndim - 1}")
+        raise IndexError(f"{name}: dim is {dim}; accepted: {-max(input.ndim, 1)} to {max(input.ndim, 1) - 1}")
     if dtype is not None and dtype not in KERNEL_DTYPES:
         input, dtype = input.to(dtype), None
     options = {"log": log, "safe": safe}
