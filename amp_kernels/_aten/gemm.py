@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .. import _functional as F
 from .._dispatch.library import Op, is_traced
 from .._raw import activation_backward, activation_forward
 from .._raw._product import check_gemm, product32
@@ -66,10 +67,10 @@ def _product(
 ) -> torch.Tensor:
     """``alpha * (a @ b) + beta * addend`` in the operands' dtype, contiguous; ``addend`` broadcasts."""
     if addend is None and alpha == 1:
-        return torch.matmul(a, b)
+        return F.matmul(a, b)
     if addend is None:
         addend, beta = a.new_empty(1), 0.0
-    add = torch.addmm if a.ndim == 2 else torch.baddbmm
+    add = F.addmm if a.ndim == 2 else F.baddbmm
     return add(addend.to(a.dtype), a, b, alpha=alpha, beta=beta)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
+
+from .. import _functional as F
 
 
 def halves(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

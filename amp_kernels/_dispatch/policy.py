@@ -145,18 +145,23 @@ def choose(
 
 
 def _asked_by(op: str) -> str:
-    """``op`` and, if there is one, the public function or method that called it."""
+    caller = public_caller()
+    return f"op {op}" if caller is None else f"{caller} (op {op})"
+
+
+def public_caller() -> str | None:
+    """The public function, or method of an optimizer, of this package that is running."""
     frame = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith("amp_kernels."):
             name, owner = frame.f_code.co_name, type(frame.f_locals.get("self"))
             public = getattr(sys.modules["amp_kernels"], name, None)
             if getattr(inspect.unwrap(public), "__code__", None) is frame.f_code:
-                return f"amp_kernels.{name} (op {op})"
+                return f"amp_kernels.{name}"
             if not name.startswith("_") and issubclass(owner, torch.optim.Optimizer):
-                return f"{owner.__name__}.{name} (op {op})"
+                return f"{owner.__name__}.{name}"
         frame = frame.f_back
-    return f"op {op}"
+    return None
 
 
 def _not_native(capability: tuple[int, int] | None, built: Built) -> str | None:

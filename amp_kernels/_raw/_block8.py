@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+
+from .._functional import pad
 
 BLOCK = 32
 NAN = 255  # the exponent of a block with an infinity, a NaN or a value above 1.875 * 2^127

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from .. import _functional as F
 from .._checks.activations import ACTIVATIONS, activated_width, check_activation, check_gated_width
 from .._checks.lists import names
 from .._checks.operands import HALF_DTYPES, KERNEL_DTYPES, check_out_dtype, check_same_device, check_tensor
@@ -85,8 +86,8 @@ def product32(
             acc += a[..., k : k + 1] * b[..., k : k + 1, :]
         return acc
     if a.is_cuda and a.numel() and b.numel():  # tensor cores with fp32 sums, which only CUDA's mm and bmm offer
-        return (torch.mm if a.ndim == 2 else torch.bmm)(a, b, out_dtype=torch.float32)
-    return torch.matmul(a.float(), b.float())
+        return (F.mm if a.ndim == 2 else F.bmm)(a, b, out_dtype=torch.float32)
+    return F.matmul(a.float(), b.float())
 
 
 def pairwise(leaf: Callable[[int], torch.Tensor], first: int, count: int) -> torch.Tensor:

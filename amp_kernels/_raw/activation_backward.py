@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
+from .. import _functional as F
 from .._checks.activations import ACTIVATIONS, GATED, activated_width, check_activation, check_gated_width, halves
 from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES
 from .._checks.operands import check_same_device, check_tensor
@@ -26,7 +27,7 @@ def _silu_backward(grad: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
 
 def _swiglu_backward(grad: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     gate, up = halves(z)
-    return torch.cat([_silu_backward(grad * up, gate), grad * torch.nn.functional.silu(gate)], dim=-1)
+    return torch.cat([_silu_backward(grad * up, gate), grad * F.silu(gate)], dim=-1)
 
 
 #: ``name -> (grad, z) -> grad of z``, in torch's own operations, which are differentiable themselves.

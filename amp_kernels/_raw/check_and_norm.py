@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from .. import _functional as F
 from .._checks import lists
 from .._dispatch.library import KernelOp, Sample, define
 
@@ -25,7 +26,7 @@ def _reference(
     for grad in grads:
         value = (grad if grad.dtype == torch.float64 else grad.float()) * inv
         if norm_type == math.inf:
-            magnitudes = torch.nn.functional.pad(value.reshape(-1).abs(), (0, 1))  # the largest of nothing is 0
+            magnitudes = F.pad(value.reshape(-1).abs(), (0, 1))  # the largest of nothing is 0
             norms.append(magnitudes.amax().double())
         else:
             norms.append(value.double().square().sum())

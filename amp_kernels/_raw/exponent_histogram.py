@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from .. import _functional as F
 from .._checks import lists
 from .._dispatch.library import Sample, define
 
@@ -30,7 +31,7 @@ def _reference(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         counts.append(
             torch.zeros(BINS, dtype=torch.int64, device=tensor.device).index_add(0, bins, torch.ones_like(bins))
         )
-        largest.append(torch.nn.functional.pad(finite, (0, 1)).amax())  # the largest of nothing is 0
+        largest.append(F.pad(finite, (0, 1)).amax())  # the largest of nothing is 0
     return torch.stack(counts), torch.stack(largest)
 
 

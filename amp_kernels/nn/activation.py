@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from .. import _functional as F
 from .._checks.activations import ACTIVATIONS, GATED
 from ._derived import shows
 from ._probe import same, values

@@ -32,6 +32,7 @@ from ._wrapped import own_class, wrapped_as
 from .cross_entropy import CrossEntropyLoss
 from .embedding import Embedding
 from .linear import Linear
+from .linear_cross_entropy import LinearCrossEntropyLoss
 from .norm import LayerNorm, RMSNorm
 
 logger = logging.getLogger("amp_kernels")
@@ -46,6 +47,8 @@ REPLACEMENTS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     torch.nn.LayerNorm: LayerNorm,
     torch.nn.RMSNorm: RMSNorm,
 }
+if hasattr(torch.nn, "LinearCrossEntropyLoss"):  # from torch 2.13 on
+    REPLACEMENTS[torch.nn.LinearCrossEntropyLoss] = LinearCrossEntropyLoss
 
 
 def convert(
@@ -57,8 +60,8 @@ def convert(
     fuse_loss: bool = False,
     fuse_rotary: bool = False,
 ) -> Model:
-    """Replace the Linear, LayerNorm, RMSNorm, Embedding and CrossEntropyLoss modules of ``model``, including itself, with those of
-    :mod:`amp_kernels.nn`, in place; also their equivalents in Hugging Face's model files.
+    """Replace the Linear, LayerNorm, RMSNorm, Embedding, CrossEntropyLoss and LinearCrossEntropyLoss modules of ``model``, including
+    itself, with those of :mod:`amp_kernels.nn`, in place; also their equivalents in Hugging Face's model files.
 
     Each module stays the same object and only changes its class. So names, parameters (also tied ones), hooks, training flag,
     state_dict, optimizers and references held elsewhere remain valid. Call :func:`revert` before tools that look for torch's
@@ -88,8 +91,8 @@ def convert(
 
     With ``fuse_loss`` a causal language model of transformers (GPT2LMHeadModel, LlamaForCausalLM, ...) computes its head and its loss
     by :func:`amp_kernels.linear_cross_entropy` when it is called with ``labels=`` in training mode. The logits of all tokens never
-    exist, so the output's ``logits`` is ``None``. A model is recognised by running its forward on a few numbers; one that
-    changes its logits before the loss (Gemma 2) stays as it is. The model's own forward runs in evaluation, in torch.compile, with
+    exist, and a use of the output's ``logits`` raises an error that says so. A model is recognised by running its forward on a few
+    numbers; one that changes its logits before the loss (Gemma 2) stays as it is. The model's own forward runs in evaluation, in torch.compile, with
     ``return_dict=False``, with a loss function set by the user, and while the head has hooks, was replaced or is a DTensor.
 
     With ``fuse_rotary`` the attention of transformers' models (Llama, Mistral, Qwen3, Phi, Cohere and others) turns queries and keys by
@@ -104,12 +107,12 @@ def convert(
 
     - other subclasses, which may override forward; modules whose forward was replaced on the instance;
     - norms with another formula (Gemma's adds one to its weight);
-    - modules whose weight is not a plain parameter or a DTensor (parametrised, pruned, quantised);
+    - modules whose weight is not a plain parameter or a DTensor (parametrised, pruned, quantised, sparse);
     - modules that torch.jit has compiled;
     - standalone activations, for which torch's kernels are already as good.
 
     The logger ``amp_kernels`` reports replaced and other modules by class in one INFO line, and by module in DEBUG lines; it
-    warns of an option that no module fits. A second call changes nothing.
+    warns if no module of the model is replaced, and of an option that no module fits. A second call changes nothing.
 
     Args:
         model: any module.
@@ -153,6 +156,10 @@ def convert(
         if fuse_rotary:
             _fuse(modules, skipped, changes, rotary)
     changes.summarise()
+    package = __name__.partition(".")[0] + "."
+    if not any(each.__module__.startswith(package) for _, module in modules for each in type(module).__mro__):
+        left = _counted(changes.left)
+        logger.warning("convert: nothing in the model (%s) is replaced; left alone: %s", type(model).__name__, left)
     # A module that takes part has the forward of an option in its class, or an attribute of its own.
     marks = {vars(own_class(module)).get("_amp_kernels_forward") for _, module in modules}
     marks = marks.union(*(vars(module) for _, module in modules))
@@ -367,7 +374,7 @@ def _scripted(module: torch.nn.Module) -> bool:
 def _why_not(module: torch.nn.Module) -> str | None:
     if "forward" in vars(module):
         return "its forward was replaced on the instance"
-    if isinstance(module, torch.nn.CrossEntropyLoss):  # has no parameters
+    if isinstance(module, torch.nn.modules.loss._Loss):  # has no parameters of its own
         return None
     for name in ("weight", "bias"):
         parameter = module._parameters.get(name, module)
@@ -377,6 +384,8 @@ def _why_not(module: torch.nn.Module) -> str | None:
             return f"its {name} is not a parameter of its own (parametrised or pruned)"
         if parameter is not None and type(parameter) is not torch.nn.Parameter and not is_dtensor(parameter):
             return f"its {name} has type {type_name(parameter)}"
+        if parameter is not None and parameter.layout != torch.strided:
+            return f"its {name} has layout {parameter.layout}"
         if parameter is not None and not parameter.is_floating_point():
             return f"its {name} has dtype {parameter.dtype}"
     return None

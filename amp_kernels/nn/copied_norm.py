@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
+from .. import _functional as F
 from .._dispatch import autocast
 from ..ops.norm import rms_norm
 from ._derived import own_forward, shows

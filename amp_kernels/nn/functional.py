@@ -16,6 +16,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from .. import _functional as F
 from ..ops import activation as _activation
 from ..ops import cross_entropy as _cross_entropy
 from ..ops import linear as _linear
@@ -153,23 +154,31 @@ def linear_cross_entropy(
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
     options: object = None,
+    **more: Any,
 ) -> Tensor:
-    """torch.nn.functional.linear_cross_entropy (torch 2.13) with :func:`amp_kernels.linear_cross_entropy`.
+    """torch.nn.functional.linear_cross_entropy (torch 2.13) with :func:`amp_kernels.linear_cross_entropy`, which has ``more`` options.
 
-    ``options``, which selects torch's chunking strategy, is ignored: this function always works in chunks and sums in fp32.
+    ``options``, which selects torch's chunking strategy, is ignored: this function always works in chunks and sums in fp32. As in
+    torch, a weight ``[classes, *dimensions, in_features]`` makes several predictions for each row of an input ``[N, in_features]``,
+    and all logits with them.
     """
-    return _linear_cross_entropy.linear_cross_entropy(
-        input,
-        linear_weight,
-        target,
-        linear_bias=linear_bias,
-        weight=weight,
-        reduction=reduction,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-    )
+    told = {"reduction": reduction, "label_smoothing": label_smoothing, **more}
+    if not isinstance(linear_weight, Tensor) or linear_weight.ndim <= 2:
+        return _linear_cross_entropy.linear_cross_entropy(
+            input, linear_weight, target, linear_bias=linear_bias, weight=weight, ignore_index=ignore_index, **told
+        )
+    predictions = linear_weight.shape[:-1]
+    if input.ndim != 2 or (linear_bias is not None and linear_bias.shape != predictions):
+        bias = None if linear_bias is None else list(linear_bias.shape)
+        raise ValueError(
+            f"linear_cross_entropy: input has shape {list(input.shape)}, linear_weight {list(linear_weight.shape)} and linear_bias "
+            f"{bias}; accepted: [N, in_features], [classes, *dimensions, in_features], None or [classes, *dimensions]"
+        )
+    rows = linear_bias if linear_bias is None else linear_bias.flatten()
+    logits = _linear.linear(input, linear_weight.flatten(0, -2), rows).unflatten(-1, predictions)
+    return cross_entropy(logits, target, weight, ignore_index=-100 if ignore_index is None else ignore_index, **told)
 
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
     """torch.nn.functional.silu with :func:`amp_kernels.silu`; ``inplace=True`` uses torch's own."""
-    return torch.nn.functional.silu(input, inplace=True) if inplace else _activation.silu(input)
+    return F.silu(input, inplace=True) if inplace else _activation.silu(input)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from .. import _functional as F
 from .._dispatch import autocast
 from ..ops._tensors import is_strided
 from ..ops.linear import linear

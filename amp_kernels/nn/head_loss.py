@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from .. import _functional as F
 from .._checks.lists import HALF_DTYPES
 from .._dispatch import autocast
 from .._dispatch.library import PLAIN
@@ -33,6 +33,19 @@ class _Identity(torch.nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return hidden
+
+
+class _NoLogits:
+    """Stands for the logits in the output, which were never made."""
+
+    @classmethod
+    def _refuse(cls, *_: Any, **__: Any) -> NoReturn:
+        raise AttributeError(
+            "the output has no logits: convert(fuse_loss=True) computes head and loss as one op when the model is called with labels "
+            "in training mode; accepted: a call without labels, model.eval(), or convert without fuse_loss"
+        )
+
+    __getattr__ = __getitem__ = __array__ = __torch_function__ = _refuse
 
 
 class _Loss:
@@ -76,7 +89,9 @@ def _run(module: torch.nn.Module, view: torch.nn.Module, args: tuple, kwargs: di
     """The output of the model's own forward, run on ``view``, without its logits."""
     kind = own_class(module)
     found = getattr(kind, "_amp_kernels_base", kind).forward(view, *args, **kwargs)
-    return type(found)(**{name: value for name, value in found.items() if name != "logits"})
+    output = type(found)(**{name: value for name, value in found.items() if name != "logits"})
+    output.logits = _NoLogits()  # an attribute alone: the keys are those of the output
+    return output
 
 
 @shows("amp_kernels.convert(fuse_loss=True)", own_signature=True)

@@ -23,6 +23,7 @@ from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import PLAIN
 from .._raw import segmented_gemm
 from ..ops._autograd import under_transform
+from ..ops._tensors import is_strided
 from ..ops.linear import linear, whole_and_pieces
 from ._wrapped import is_untouched
 from .stand_in import StandIn, plain
@@ -62,7 +63,8 @@ def _may_split(layer: torch.nn.Module, x: Tensor, weight: Tensor) -> bool:
         not vars(layer)[NAME].used
         or type(x) not in PLAIN
         or type(weight) not in PLAIN
-        or x.layout is not torch.strided
+        or not is_strided(x)
+        or not is_strided(weight)
         or x.ndim < 2
     ):
         return False

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from .. import _functional as F
 from .._checks.activations import ACTIVATIONS
 from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES
 from .._checks.operands import readable_bias
@@ -59,7 +60,7 @@ def _rows(a, b, offs, bias, options: Options, preact: bool = False) -> tuple[tor
 
 def torch_rows(a, b, offs, bias) -> torch.Tensor:
     def product(a, b, g):
-        z = torch.matmul(a, b)
+        z = F.matmul(a, b)
         return z if bias is None else z + (bias if bias.ndim == 1 else bias[g])
 
     if not values_are_known(offs):
@@ -77,8 +78,8 @@ def _sums(a, b, offs, options: Options) -> torch.Tensor:
 
 def torch_sums(a, b, offs) -> torch.Tensor:
     if not values_are_known(offs) or not offs.shape[0]:
-        return sum_products(a, b, offs, torch.matmul)
-    return torch.stack([torch.matmul(a[:, terms], b[terms]) for terms in _ranges(offs)])
+        return sum_products(a, b, offs, F.matmul)
+    return torch.stack([F.matmul(a[:, terms], b[terms]) for terms in _ranges(offs)])
 
 
 # ---- autograd

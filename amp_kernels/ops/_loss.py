@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from .. import _functional as F
 from .._checks.lists import FLOATS, check_number, is_dense, names
 from .._checks.operands import check_tensor
 from .._dispatch import autocast

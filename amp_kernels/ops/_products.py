@@ -10,7 +10,8 @@ import torch
 
 from .._checks.lists import FLOATS, HALF_DTYPES, names
 from .._checks.operands import check_no_internal_overlap, check_same_device, check_tensor
-from .._dispatch import autocast, nodes
+from .._dispatch import autocast, nodes, policy
+from .._dispatch.library import PLAIN
 from .._raw import activation_forward
 from .._raw._product import pairwise, preactivation
 from .._raw.gemm import gemm_op
@@ -38,7 +39,16 @@ def working_dtype(op: str, compute_dtype: torch.dtype | None, **tensors: torch.T
                 f"{op}: {given}; accepted: {hint} (torch.autocast casts float16, bfloat16 and float32 to one dtype)"
             )
         working = dtype
+    if working not in HALF_DTYPES:
+        check_backend(tensor)
     return working
+
+
+def check_backend(tensor: torch.Tensor) -> None:
+    """Raise if the user chose a backend that does not exist or cannot run here. fp32 and float64 products are torch's on every
+    backend, so nothing else would look at the choice."""
+    if type(tensor) in PLAIN and not torch.compiler.is_compiling() and policy.requested_backend() is not None:
+        policy.select(gemm_op, tensor)
 
 
 def gemm_options(

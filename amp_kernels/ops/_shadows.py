@@ -1,6 +1,7 @@
 """Shadows: 16-bit copies of float32 weights, written by an optimizer's step and read by matrix products under autocast.
 
-A shadow is found by its weight, and holds as long as the weight's version counter and address are those it was written at.
+A shadow is found by its weight, and holds as long as the weight's version counter and address are those it was written at. A call
+that records no gradient reads no shadow: evaluation may run on weights that averaging put in through ``.data``, which no counter sees.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .._checks.modules import check_module
+from .._dispatch import policy
 from .._dispatch.walks import identical, note_versions, same_versions
 
 _CHECK = os.environ.get("AMP_KERNELS_CHECK_SHADOWS") == "1"
@@ -112,18 +114,18 @@ def fresh_shadow(weight: Tensor, dtype: torch.dtype | None) -> Tensor | None:
     """The up-to-date 16-bit copy of ``weight`` in ``dtype``, autocast's, that an optimizer keeps, or ``None``.
 
     Up to date means that the version counter and the address of ``weight`` are those seen when the copy was written.
-    Writes through ``.data`` change neither and need :func:`amp_kernels.optim.refresh_shadows`. ``None`` while
-    torch.compile traces. ``AMP_KERNELS_CHECK_SHADOWS=1``, set before the import, compares the values at each use and
-    raises if they differ (slow).
+    Writes through ``.data`` change neither and need :func:`amp_kernels.refresh_shadows` before training goes on. ``None`` where no
+    gradient is recorded, and while torch.compile traces. ``AMP_KERNELS_CHECK_SHADOWS=1``, set before the import, compares
+    the values at each use and raises if they differ (slow).
     """
-    if dtype is None or weight.dtype is dtype or torch.compiler.is_compiling():
+    if dtype is None or weight.dtype is dtype or not _shadows or torch.compiler.is_compiling():
         return None
     shadow, param = _shadow_of(weight), weight
     if shadow is None and weight._is_view():
         param = weight._base  # of a transposed weight, as GPT-2's Conv1D has it, the parameter
         transposed = param.ndim == 2 and weight.shape == param.shape[::-1] and weight.stride() == param.stride()[::-1]
         shadow = _shadow_of(param) if transposed else None
-    if shadow is None:
+    if shadow is None or not torch.is_grad_enabled():
         return None
     view = shadow.view()
     if view is None or view.dtype is not dtype or not shadow.fresh(weight):
@@ -131,8 +133,8 @@ def fresh_shadow(weight: Tensor, dtype: torch.dtype | None) -> Tensor | None:
     view = view if param is weight else view.t()
     if _CHECK and not torch.equal(view, weight.detach().to(dtype)):
         raise RuntimeError(
-            f"the {dtype} shadow of a weight of shape {list(weight.shape)} is out of date: the weight was written "
-            "through .data or by compiled or captured code; call amp_kernels.optim.refresh_shadows(model) after that"
+            f"{policy.public_caller()}: the {dtype} shadow of a weight of shape {list(weight.shape)} is out of date: the weight "
+            "was written through .data or by compiled or captured code; call amp_kernels.refresh_shadows(model) after that"
         )
     return view
 
@@ -153,7 +155,8 @@ def with_shadow(place: int) -> Callable[[tuple, dict, torch.dtype], tuple[tuple,
 def refresh_shadows(model: torch.nn.Module) -> None:
     """Bring the 16-bit shadows of a model's parameters up to date after writes that version counters do not see.
 
-    That is: writes through ``.data``, and by compiled or captured code. Parameters without a shadow are passed over.
+    That is: writes through ``.data``, and by compiled or captured code. Call it before training goes on; evaluation without gradients
+    reads the weights themselves. Parameters without a shadow are passed over.
 
     Examples:
         >>> model = ak.nn.Linear(4, 2, bias=False)
@@ -163,8 +166,8 @@ def refresh_shadows(model: torch.nn.Module) -> None:
         >>> model.weight.data.fill_(2.0)[0, 0]
         tensor(2.)
         >>> ak.refresh_shadows(model)
-        >>> with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        ...     model(torch.ones(1, 4))
+        >>> with torch.autocast("cpu", dtype=torch.bfloat16):
+        ...     model(torch.ones(1, 4)).data
         tensor([[8., 8.]], dtype=torch.bfloat16)
     """
     check_module("refresh_shadows", model)

@@ -14,6 +14,15 @@ def is_strided(x: torch.Tensor) -> bool:
     return x.layout is torch.strided and not x.is_nested
 
 
+def is_foreign(weight: torch.Tensor) -> bool:
+    """True for a weight that only torch's own product can read: sparse, or of a class that brings its own, such as torchao's
+    quantised weights."""
+    if type(weight) in PLAIN:
+        return not is_strided(weight)
+    override = getattr(type(weight).__torch_function__, "__func__", None)  # None: disabled, as in fake tensors
+    return not is_strided(weight) or override not in (None, torch.Tensor.__torch_function__.__func__)
+
+
 def values_are_known(x: torch.Tensor) -> bool:
     """True if the host may read the values of ``x``."""
     return type(x) in PLAIN and x.device.type == "cpu" and not torch.compiler.is_compiling()

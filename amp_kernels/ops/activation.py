@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from .. import _functional as F
 from .._checks.activations import ACTIVATIONS
 from .._checks.lists import FLOATS
 from .._checks.operands import check_tensors
@@ -107,7 +107,7 @@ def silu(input: Tensor) -> Tensor:
     return _call(input, "silu") if is_strided(input) else F.silu(input)
 
 
-def swiglu(input: Tensor) -> Tensor:
+def swiglu(input: Tensor, *more: Tensor) -> Tensor:
     """``silu(gate) * up``, computed in fp32 and rounded once.
 
     One read of both and one write; ``F.silu(gate) * up`` writes and reads ``silu(gate)`` besides, rounded. N. Shazeer: GLU
@@ -121,12 +121,17 @@ def swiglu(input: Tensor) -> Tensor:
         A contiguous ``[..., F]`` in the dtype of ``input``, inside torch.autocast, too. Saved for backward: ``input``.
 
     Raises:
-        TypeError: the dtype or layout is not accepted.
+        TypeError: the dtype or layout is not accepted, or gates and values come as two tensors.
         ValueError: the last dimension is odd.
 
     Examples:
         >>> ak.swiglu(torch.tensor([[0.0, 1.0, 5.0, 2.0]]))
         tensor([[0.0000, 1.4621]])
     """
+    if more:
+        raise TypeError(
+            f"swiglu: got {1 + len(more)} tensors; accepted: one, [..., 2 F], gates before values, as torch.cat([gate, up], -1) "
+            "makes it; of two tensors silu(gate) * up is the same"
+        )
     check_tensors("swiglu", input=input)
     return _call(input, "swiglu")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
+from .. import _functional as F
 from .._checks.lists import FLOATS, HALF_DTYPES, KERNEL_DTYPES
 from .._checks.operands import check_same_device, check_tensor, check_tensors
 from .._checks.types import type_name
@@ -64,7 +65,7 @@ def _baddbmm(input, a, b, *, beta=1.0, alpha=1.0, compute_dtype=None, batch_inva
     dtype = working_dtype(name, compute_dtype, a=a, b=b)
     _check(name, input, a, b, dtype, compute_dtype is not None)
     if dtype not in HALF_DTYPES or under_transform():
-        add = torch.addmm if a.ndim == 2 else torch.baddbmm
+        add = F.addmm if a.ndim == 2 else F.baddbmm
         return add(input.to(dtype), a.to(dtype), b.to(dtype), beta=beta, alpha=alpha)
     check_blocks(name, batch_invariant, K=a.shape[-1], **({"N": b.shape[-1]} if needs_gradient(a) else {}))
     if needs_gradient(input, a, b):

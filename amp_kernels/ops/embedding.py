@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from .. import _functional as F
 from .._checks.lists import FLOATS, KERNEL_DTYPES
 from .._checks.operands import check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast
@@ -68,11 +68,15 @@ def _embedding(weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_gra
     check_tensor("embedding", "weight", weight, FLOATS)
     check_tensor("embedding", "input", indices, INDEX_DTYPES)
     check_same_device("embedding", input=indices, weight=weight)
+    _check_matrix(weight)
+    if not weight.requires_grad or weight.dtype not in KERNEL_DTYPES or under_transform():
+        return F.embedding_op(weight, indices, padding_idx, scale_grad_by_freq)
+    return _Embedding.apply(weight, indices, padding_idx, scale_grad_by_freq)
+
+
+def _check_matrix(weight: Tensor) -> None:
     if weight.ndim != 2:
         raise ValueError(f"embedding: weight has shape {list(weight.shape)}; accepted: [num_embeddings, embedding_dim]")
-    if not weight.requires_grad or weight.dtype not in KERNEL_DTYPES or under_transform():
-        return torch.embedding(weight, indices, padding_idx, scale_grad_by_freq)
-    return _Embedding.apply(weight, indices, padding_idx, scale_grad_by_freq)
 
 
 def samples(device: str) -> Iterator[Sample]:
@@ -134,6 +138,7 @@ def embedding(
         tensor([[41.,  0.]], dtype=torch.bfloat16)
     """
     check_tensors("embedding", input=input, weight=weight)
+    _check_matrix(weight)
     rows = weight.shape[0]
     if padding_idx is not None and not -rows <= padding_idx < rows:
         raise ValueError(f"embedding: padding_idx is {padding_idx}; accepted: None, {-rows} to {rows - 1}")

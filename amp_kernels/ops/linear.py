@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from typing import overload
 
 import torch
-import torch.nn.functional as F
 
+from .. import _functional as F
 from .._checks.activations import ACTIVATIONS, GATED, check_activation, check_gated_width
 from .._checks.lists import FLOATS, HALF_DTYPES
 from .._checks.operands import check_bias, check_same_device, check_tensor, check_tensors, readable_bias
@@ -33,7 +33,7 @@ from ._autograd import needs_gradient, under_transform
 from ._linear import Linear, LinearSplit
 from ._products import check_blocks, gemm, gemm_options, working_dtype
 from ._shadows import fresh_shadow, shadows_exist, with_shadow
-from ._tensors import cast, flat, is_strided, like
+from ._tensors import cast, flat, is_foreign, is_strided, like
 
 
 def _linear(x, weight, bias=None, shadow=None, *, activation="none", compute_dtype=None, batch_invariant=0):
@@ -207,7 +207,7 @@ def linear(
     accumulation, fp32 and fp64 run torch's own linear. Inside torch.autocast it is autocast's dtype, whatever mix of
     fp16, bf16 and fp32 comes in, and every argument gets its gradient in its own dtype. Saved for backward: ``x`` and
     ``weight`` in 16 bits, and with an activation the 16-bit pre-activation. A nested or sparse ``x`` runs torch's own
-    linear.
+    linear, and so does a ``weight`` that is sparse or of a class with a linear of its own, such as torchao's quantised weights.
 
     DTensors: each rank multiplies what it holds, placed as torch's linear places it; the ``weight`` stays in place. An
     activation is fused unless it needs what other ranks have (a sum of summands, the other half of ``"swiglu"``).
@@ -239,7 +239,7 @@ def linear(
     check_tensors("linear", optional=True, bias=bias)
     if is_dtensor(x) or is_dtensor(weight):
         return _of_dtensors(x, weight, bias, activation)
-    if not is_strided(x):
+    if not is_strided(x) or is_foreign(weight):
         return ACTIVATIONS[activation](F.linear(x, weight, bias))
     invariant = k_blocks()
     if autocast.eager(x, weight):
@@ -261,7 +261,7 @@ def _in_pieces(x, weight, bias, activation: str | None, split: Sequence[int]) ->
         raise ValueError(f"linear: activation is {activation!r}; accepted with split: None")
     if weight.ndim == 2 and (min(sizes, default=0) < 0 or sum(sizes) != weight.shape[0]):
         raise ValueError(f"linear: split is {sizes}; accepted: sizes that add up to {weight.shape[0]}, out_features")
-    if is_dtensor(x) or is_dtensor(weight) or not is_strided(x):
+    if is_dtensor(x) or is_dtensor(weight) or not is_strided(x) or is_foreign(weight):
         return tuple(linear(x, weight, bias).split(sizes, -1))
     invariant = k_blocks()
     if not autocast.eager(x, weight):

@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from .. import _functional as F
 from .._checks.lists import FLOATS, HALF_DTYPES, check_count
 from .._checks.operands import check_bias, check_same_device, check_tensors, readable_bias
 from .._dispatch import autocast
@@ -71,7 +71,7 @@ class _Head:
         if self.half:
             gemm_accumulate_op(total, dz.t(), self.x[rows], beta=beta)
         else:
-            torch.addmm(total, dz.t(), self.x[rows], beta=beta, out=total)
+            F.addmm(total, dz.t(), self.x[rows], beta=beta, out=total)
 
 
 def default_chunk(rows: int, dtype: torch.dtype, device_type: str) -> int:

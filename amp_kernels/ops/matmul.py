@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import torch
 
+from .. import _functional as F
 from .._checks.lists import FLOATS, HALF_DTYPES, KERNEL_DTYPES
 from .._checks.operands import check_out_dtype, check_same_device, check_tensors
 from .._dispatch import autocast, nodes
@@ -32,12 +33,12 @@ def _matmul(a, b, *, compute_dtype=None, out_dtype=None, batch_invariant=0):
     _check_shapes(a, b)
     if dtype not in HALF_DTYPES:
         check_out_dtype("matmul", out_dtype, (dtype,))
-        return torch.matmul(a, b)
+        return F.matmul(a, b)
     check_out_dtype("matmul", out_dtype, KERNEL_DTYPES)
     out_dtype = out_dtype or dtype
     if under_transform():
         wide = dtype if out_dtype == dtype else torch.float32
-        return torch.matmul(a.to(dtype).to(wide), b.to(dtype).to(wide)).to(out_dtype)
+        return F.matmul(a.to(dtype).to(wide), b.to(dtype).to(wide)).to(out_dtype)
     row = a.unsqueeze(0) if a.ndim == 1 else a
     column = b.unsqueeze(1) if b.ndim == 1 else b
     check_blocks("matmul", batch_invariant, K=a.shape[-1], **({"N": column.shape[-1]} if needs_gradient(a) else {}))
@@ -127,7 +128,7 @@ def matmul(
     invariant = k_blocks()
     if out is None:
         if out_dtype is None and (is_dtensor(a) or is_dtensor(b)):
-            return torch.matmul(a, b)
+            return F.matmul(a, b)
         if autocast.eager(a, b):
             dtype = autocast.dtype_on(a.device.type)
             return _matmul(a, b, compute_dtype=dtype, out_dtype=out_dtype, batch_invariant=invariant)

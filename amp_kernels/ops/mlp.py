@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 
+from .. import _functional as F
 from .._checks.activations import ACTIVATIONS, GATED, activated_width, check_activation, check_gated_width
 from .._checks.lists import FLOATS, HALF_DTYPES
 from .._checks.operands import check_bias, check_same_device, check_tensors, readable_bias
@@ -31,7 +31,7 @@ from ._autograd import add_gradient, needs_gradient, under_transform
 from ._linear import bias_gradient, gradient_dtype, weight_gradient
 from ._products import check_blocks, differentiable_product, gemm, gemm_options, product, working_dtype
 from ._shadows import fresh_shadow
-from ._tensors import cast, flat, like
+from ._tensors import cast, flat, is_foreign, like
 from .linear import check_shadow, linear
 
 
@@ -244,7 +244,8 @@ def mlp(
         ``[..., out_features]`` in the working dtype.
 
     dtypes, autocast and gradients are those of :func:`amp_kernels.linear`. Saved for backward, in 16 bits: ``x``, the
-    pre-activation, its activation, and the weights. DTensors go through :func:`amp_kernels.linear` twice.
+    pre-activation, its activation, and the weights. DTensors, and weights that are
+    sparse or quantised, go through :func:`amp_kernels.linear` twice.
 
     Raises:
         TypeError: a dtype or layout is not accepted; outside autocast dtypes are not mixed.
@@ -260,7 +261,7 @@ def mlp(
     activation = check_activation("mlp", activation)
     check_tensors("mlp", x=x, weight1=weight1, weight2=weight2)
     check_tensors("mlp", optional=True, bias1=bias1, bias2=bias2)
-    if is_dtensor(x) or is_dtensor(weight1):
+    if is_dtensor(x) or is_dtensor(weight1) or is_foreign(weight1) or is_foreign(weight2):
         return linear(linear(x, weight1, bias1, activation=activation), weight2, bias2)
     invariant = k_blocks()
     if autocast.eager(x, weight1, weight2):

@@ -18,9 +18,9 @@ from functools import partial
 from typing import overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from .. import _functional as F
 from .._checks.lists import FLOATS, KERNEL_DTYPES
 from .._checks.operands import check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast, nodes

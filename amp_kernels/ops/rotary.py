@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from .. import _functional as F
 from .._checks.lists import FLOATS, KERNEL_DTYPES
 from .._checks.operands import check_tensors
 from .._dispatch import autocast

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from .. import _functional as F
 from .._checks.lists import FLOATS, KERNEL_DTYPES
 from .._checks.operands import check_same_device, check_tensor, check_tensors
 from .._checks.types import type_name
@@ -180,9 +181,9 @@ def _call(input: Tensor, dim: int, mask: Tensor | None, safe: bool, dtype: torch
     if not is_strided(input) or not input.is_floating_point():
         if mask is not None or safe:
             raise TypeError(f"{name}: input is {input.layout} {input.dtype}; accepted with mask or safe: dense floats")
-        return torch.log_softmax(input, dim, dtype) if log else torch.softmax(input, dim, dtype)
+        return F.log_softmax(input, dim, dtype) if log else F.softmax(input, dim, dtype)
     if not -max(input.ndim, 1) <= dim < max(input.ndim, 1):
-        raise IndexError(f"{name}: dim is {dim}; accepted: {-input.ndim} to {input.ndim - 1}")
+        raise IndexError(f"{name}: dim is {dim}; accepted: {-max(input.ndim, 1)} to {max(input.ndim, 1) - 1}")
     if dtype is not None and dtype not in KERNEL_DTYPES:
         input, dtype = input.to(dtype), None
     options = {"log": log, "safe": safe}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from .. import _functional as F
 from .._checks.lists import FLOATS, HALF_DTYPES
 from .._checks.operands import check_same_device, check_tensor
 from .._raw.syrk import check_symmetric_addend, mirrored
 from .._raw.syrk import op as syrk_op
 from ._autograd import check_not_recorded
+from ._products import check_backend
 
 
 def syrk(a: torch.Tensor, c: torch.Tensor | None = None, *, alpha: float = 1.0, beta: float = 0.0) -> torch.Tensor:
@@ -47,7 +49,8 @@ def syrk(a: torch.Tensor, c: torch.Tensor | None = None, *, alpha: float = 1.0, 
     check_not_recorded("syrk", a=a, c=c)
     alpha, beta = float(alpha), float(beta)
     if a.dtype not in HALF_DTYPES:
-        product = alpha * torch.matmul(a, a.mT)
+        check_backend(a)
+        product = alpha * F.matmul(a, a.mT)
         return mirrored(product if c is None or beta == 0 else torch.add(product, c, alpha=beta))
     stack = a if a.ndim <= 3 else a.flatten(0, -3)
     addend = c if c is None or a.ndim <= 3 else c.flatten(0, -3)

@@ -31,7 +31,9 @@ class MixedPrecision(TypedDict, total=False):
             et al., "Deep learning with limited numerical precision", ICML 2015); ``"none_rne"`` rounds it to nearest
             even, as torch's own optimizers do. float32 parameters are their own masters, whatever is chosen.
         shadow_dtype: ``torch.float16`` or ``torch.bfloat16`` keeps a copy of each float32 parameter, written by the
-            step, that :func:`amp_kernels.linear` uses under autocast instead of casting the weight in every forward.
+            step, that :func:`amp_kernels.linear` uses under autocast instead of casting the weight in every forward. Only
+            calls that record gradients use it: evaluation casts the weights as they are, also those that weight averaging swapped in.
+            After writes through ``.data`` call ``ak.refresh_shadows(model)`` before training goes on.
         state_dtype: of the moments, ``torch.float32``, ``torch.bfloat16`` or ``"8bit"``: a byte an element, and one for each 32,
             rounded stochastically, with floating-point codes in which no second moment becomes 0. Parameters with fewer
             than 4096 elements, and those of which a row (all dimensions but the first) is no multiple of 32 elements, keep

@@ -33,6 +33,7 @@ import math
 
 import torch
 
+from .. import _functional as F
 from .._checks.activations import ACTIVATIONS, GATED, halves
 from .._dispatch import cpu_isa
 
@@ -81,7 +82,7 @@ def reference_and_bound(
     if activation in GATED:
         (gate, up), (gate_error, up_error) = halves(z), halves(error)
         slope = SLOPE["silu"]
-        error = slope * gate_error * (up.abs() + up_error) + torch.nn.functional.silu(gate).abs() * up_error
+        error = slope * gate_error * (up.abs() + up_error) + F.silu(gate).abs() * up_error
         error = error + 2.0**-22 * (gate * up).abs() + 2.0**-24 * result.abs()
     else:
         error = SLOPE[activation] * error
@@ -95,8 +96,8 @@ def reference_and_bound(
 
 def _preactivation(a, b, bias, alpha) -> tuple[torch.Tensor, torch.Tensor]:
     """``z`` in float64, and the error bound of a kernel's fp32 ``z``."""
-    z = alpha * torch.matmul(a.double(), b.double())
-    size = abs(alpha) * torch.matmul(a.double().abs(), b.double().abs())
+    z = alpha * F.matmul(a.double(), b.double())
+    size = abs(alpha) * F.matmul(a.double().abs(), b.double().abs())
     flushed = abs(alpha) * _flushed(a, b)
     if bias is not None:
         z, size = z + bias.double(), size + bias.double().abs()
@@ -131,7 +132,7 @@ def dact_reference_and_bound(
     (dz,) = torch.autograd.grad(ACTIVATIONS[activation](z), z, grad)
     if activation in GATED:
         gate, up = halves(preact.double())
-        factor = torch.cat([SLOPE["silu"] * up.abs(), torch.nn.functional.silu(gate).abs()], dim=-1)
+        factor = torch.cat([SLOPE["silu"] * up.abs(), F.silu(gate).abs()], dim=-1)
         error = torch.cat([grad_error, grad_error], dim=-1) * factor
         size = torch.cat([grad.abs(), grad.abs()], dim=-1) * factor
     else:

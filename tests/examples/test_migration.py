@@ -1,5 +1,7 @@
 """The recipes of docs/migration for the frameworks of others, run as they stand by a model that learns."""
 
+import copy
+import functools
 import importlib
 import math
 import re
@@ -52,7 +54,7 @@ def test_lightning(precision, tmp_path, monkeypatch):
     import lightning
 
     monkeypatch.chdir(tmp_path)
-    bf16, fp16, _ = blocks("lightning")  # the last needs several processes
+    bf16, fp16, _, _ = blocks("lightning")  # the last needs several processes
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     norms = []
 
@@ -82,6 +84,61 @@ def test_lightning(precision, tmp_path, monkeypatch):
     assert len(norms) == 512
     assert max(before for before, _ in norms) > 2
     assert (max(after for _, after in norms) < 1.001) == by_trainer
+
+
+@pytest.mark.needs("lightning")
+def test_lightning_with_averaged_weights(tmp_path, monkeypatch):
+    """Evaluation and further training compute with the weights that the callback swapped in, not with shadows of the others."""
+    import lightning
+
+    monkeypatch.chdir(tmp_path)
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    gaps = []
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = ak.convert(build())
+
+        def gap(self, points):
+            """A copy of the model has no shadows."""
+            with torch.autocast("cpu", torch.bfloat16):
+                return (self.model(points) - copy.deepcopy(self.model)(points)).abs().max().item()
+
+        def training_step(self, batch):
+            return nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+
+        def validation_step(self, batch):
+            gaps.append(self.gap(batch[0]))
+
+        def configure_optimizers(self):
+            return ak.optim.AdamW(self.parameters(), lr=3e-2, shadow_dtype=torch.bfloat16)
+
+    there = types.SimpleNamespace(
+        Trainer=functools.partial(lightning.Trainer, accelerator="cpu", max_epochs=2, **quiet)
+    )
+    data = torch.utils.data.DataLoader(rows(512), batch_size=64)
+    recipe, _, refresh = blocks("lightning")[2].rpartition("\n")[0].rpartition("\n")
+    names = run(recipe, {"lightning": there, "ak": ak, "Module": Module, "data": data})
+    points = rows(8).tensors[0]
+    assert len(gaps) == 2 + 2 * 8  # two batches before the first epoch
+    assert max(gaps) == 0
+    assert names["module"].gap(points) > 0
+    run(refresh, names)
+    assert names["module"].gap(points) == 0
+
+
+@pytest.mark.needs("torchao")
+def test_torchao_quantizes_a_converted_model():
+    quantization = importlib.import_module("torchao.quantization")
+    theirs = build().bfloat16()
+    ours = ak.convert(copy.deepcopy(theirs))
+    for model in (theirs, ours):
+        quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+    points = rows(8).tensors[0].bfloat16()
+    assert type(ours[0]) is ak.nn.Linear
+    assert type(ours[0].weight) is type(theirs[0].weight) is not nn.Parameter
+    torch.testing.assert_close(ours(points), theirs(points))
 
 
 @pytest.mark.parametrize("unscale_grads", [False, True])

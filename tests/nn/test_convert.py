@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from functools import partial
 
 import pytest
 import torch
@@ -97,6 +98,16 @@ def _wrapped(module):
     return module
 
 
+SPARSE = torch.sparse_csr, torch.sparse_csc, torch.sparse_coo
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def _sparse(layout):
+    module = torch.nn.Linear(3, 3)
+    module.weight = torch.nn.Parameter(module.weight.detach().to_sparse(layout=layout))
+    return module
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -108,6 +119,7 @@ def _wrapped(module):
         (lambda: _non_parameter(torch.nn.Linear(3, 3)), "its weight is not a parameter of its own"),
         (lambda: _wrapped(torch.nn.Linear(3, 3)), "its weight has type "),
         (lambda: torch.nn.LazyLinear(3), "it is a subclass of Linear"),
+        *((partial(_sparse, layout), f"its weight has layout {layout}") for layout in SPARSE),
     ],
 )
 def test_left_alone_with_a_reason(caplog, make, reason):
@@ -124,6 +136,16 @@ def test_an_option_that_changes_nothing_warns(caplog, option):
     convert(torch.nn.Linear(2, 2), **{option: True})
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert record.message == f"convert: {option}=True changes nothing: the model (Linear) has no module for it"
+
+
+def test_a_model_without_anything_to_replace_warns(caplog):
+    convert(torch.nn.Sequential(torch.nn.Conv2d(2, 2, 1), torch.nn.ReLU()))
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert record.message == "convert: nothing in the model (Sequential) is replaced; left alone: 1 Conv2d"
+    caplog.clear()
+    for model in (torch.nn.Sequential(ak.nn.Linear(2, 2)), type("Own", (ak.nn.MLP,), {})(2, 4)):
+        convert(convert(model))
+    assert not caplog.records
 
 
 def test_a_layer_whose_result_may_be_split_is_a_change(caplog):

@@ -7,6 +7,7 @@ import sys
 import types
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -133,6 +134,20 @@ def test_the_loss_of_16_bits_is_fp32(parameters):
     assert found.dtype == torch.float32
     assert abs(found - exact) < 3 * 4 * 2.0**-8
     assert found != found.bfloat16()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda x: x.argmax(-1), lambda x: x[..., :-1, :], F.softmax, torch.argmax, lambda x: torch.cat([x]), np.asarray],
+)
+def test_a_use_of_the_logits_names_the_reason(use):
+    ids, labels = data()
+    output = models()[1](ids, labels=labels)
+    assert "logits" not in output
+    with pytest.raises(
+        AttributeError, match=r"the output has no logits: convert\(fuse_loss=True\) computes head and loss"
+    ):
+        use(output.logits)
 
 
 def test_the_models_own_forward_runs_where_the_logits_are_wanted():

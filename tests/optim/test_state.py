@@ -329,9 +329,15 @@ def test_writes_that_versions_do_not_see_need_a_refresh(checked, monkeypatch):
     step(optimizer, list(model.parameters()))
     assert fresh_shadow(model.weight, f16) is not None
     model.weight.data.mul_(2)
-    if checked:
-        with pytest.raises(RuntimeError, match="is out of date"):
-            fresh_shadow(model.weight, f16)
+    x = torch.ones(1, 3)
+    with torch.autocast("cpu", f16):
+        with torch.no_grad():  # evaluation reads no shadow
+            assert torch.equal(ak.linear(x, model.weight), ak.linear(x.half(), model.weight.half()))
+        if checked:
+            with pytest.raises(
+                RuntimeError, match=r"^amp_kernels.linear: .* is out of date.*amp_kernels.refresh_shadows"
+            ):
+                ak.linear(x, model.weight)
     ak.refresh_shadows(model)
     assert torch.equal(fresh_shadow(model.weight, f16), model.weight.half())
 

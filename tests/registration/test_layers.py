@@ -30,7 +30,15 @@ ROOMS = {
     "_checks": set(),
     "_dispatch": set(),
 }
-ROOT = {"__init__.py", "__main__.py", "_requirements.py", "_version.py", "py.typed", "_build_info.json"}
+ROOT = {
+    "__init__.py",
+    "__main__.py",
+    "_functional.py",
+    "_requirements.py",
+    "_version.py",
+    "py.typed",
+    "_build_info.json",
+}
 COMPILED = {".so", ".pyi"}
 
 

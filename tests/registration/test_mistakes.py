@@ -66,6 +66,24 @@ def test_an_operand_that_is_no_tensor_is_named(function: Callable) -> None:
                     function(**{**arguments, name: wrong})
 
 
+@pytest.mark.parametrize("function", CALLS, ids=lambda function: function.__name__)
+def test_an_operand_without_dimensions_is_named(function: Callable) -> None:
+    """Some may have none, such as those that broadcast."""
+    arguments, _ = CALLS[function]
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor):
+            said = _error(function, **{**arguments, name: value.flatten()[0]})
+            assert said is None or said.startswith(f"{function.__name__}: ")
+
+
+def _error(function: Callable, **arguments: object) -> str | None:
+    try:
+        function(**arguments)
+    except (TypeError, ValueError, IndexError) as error:
+        return str(error)
+    return None
+
+
 def _model() -> torch.nn.Module:
     model = torch.nn.Linear(8, 4)
     for param in model.parameters():
@@ -188,6 +206,7 @@ MISTAKES = [
         ValueError,
         "vocab_parallel_cross_entropy: group is None without an initialised process group; accepted: a process group",
     ),
+    (lambda: ak.swiglu(X, X), TypeError, "swiglu: got 2 tensors; accepted: one, [..., 2 F], gates before values"),
     (_on_cuda, ak.BackendUnavailable, "the tensors are on cpu. Available here: "),
 ]
 

@@ -173,6 +173,36 @@ def test_the_error_names_the_function_that_the_user_called(call, named):
     assert str(error.value).startswith(f"{named}: backend 'cuda' was asked for, but cpu cannot use it: ")
 
 
+_MATRIX = torch.ones(2, 2)
+_PRODUCTS = {
+    "matmul": lambda m: ak.matmul(m, m),
+    "matmul(out=)": lambda m: ak.matmul(m, m, out=torch.empty_like(m)),
+    "linear": lambda m: ak.linear(m, m),
+    "linear(split=)": lambda m: ak.linear(m, m, split=[1, 1]),
+    "mlp": lambda m: ak.mlp(m, m, None, m),
+    "addmm": lambda m: ak.addmm(m, m, m),
+    "baddbmm": lambda m: ak.baddbmm(m[None], m[None], m[None]),
+    "grouped_mm": lambda m: ak.grouped_mm(m, m[None], offs=torch.tensor([2], dtype=torch.int32)),
+    "linear_cross_entropy": lambda m: ak.linear_cross_entropy(m, m, torch.tensor([0, 1])),
+    "syrk": ak.syrk,
+}
+
+
+@pytest.mark.own_backend
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", _PRODUCTS)
+def test_a_choice_that_cannot_be_served_is_refused_in_every_dtype(name, dtype, monkeypatch):
+    """FP32 and float64 products are torch's, whatever backend serves the other ops."""
+    product, m = _PRODUCTS[name], _MATRIX.to(dtype)
+    with ak.backend("cuda"), pytest.raises(BackendUnavailable, match="'cuda' was asked for, but cpu cannot use it"):
+        product(m)
+    monkeypatch.setenv("AMP_KERNELS_BACKEND", "cudda")
+    with pytest.raises(ValueError, match="backend 'cudda' is unknown; accepted: cpu, cuda, triton"):
+        product(m)
+    monkeypatch.setenv("AMP_KERNELS_BACKEND", "reference")
+    product(m)
+
+
 def test_interpreted_triton_runs_on_the_cpu():
     built = Built(cpu=True, triton=True, triton_interpreted=True)
     assert choose("gemm", "cpu", None, built, "triton").backend == "triton"
