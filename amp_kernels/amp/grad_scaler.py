@@ -255,7 +255,11 @@ class GradScaler(HasCompiledCalls, _GradScaler):
                 self.unscale_(optimizer)
             params = [p for group in optimizer.param_groups for p in group["params"]]
             agreement = self._agreement(optimizer)
-            self._last_norm = clip(params, agreement, max_norm) if agreement else clip_grad_norm_(params, max_norm)
+            self._last_norm = (
+                clip(params, agreement, max_norm, name="GradScaler.step")
+                if agreement
+                else clip_grad_norm_(params, max_norm)
+            )
         takes_scale = self._enabled and getattr(optimizer, "_step_supports_amp_scaling", False)
         if takes_scale and "grad_scaler" not in inspect.signature(optimizer.step).parameters:
             return self._step_fused(optimizer, args, kwargs)
