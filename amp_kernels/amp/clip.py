@@ -137,6 +137,8 @@ def clip_grad_norm_(
     parameters, declared = _flat("clip_grad_norm_", parameters)
     agreement = Agreement(parameters, shard_group, declared)
     agreement.check("clip_grad_norm_")
+    if float(norm_type) != math.inf:
+        agreement.settle("clip_grad_norm_")
     return clip(parameters, agreement, max_norm, norm_type, error_if_nonfinite, foreach)
 
 
@@ -160,8 +162,6 @@ def clip(
     if not _fusible(pieces, norm_type, agreement) or any(map(lists.overlap, written.values())):
         _refuse_declared(name, norm_type, agreement)
         return _torch_clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
-    if float(norm_type) != math.inf:
-        agreement.settle(name)
     norm = _total_norm(pieces, agreement, counts, float(norm_type), error_if_nonfinite)
     factor = (float(max_norm) / (norm + 1e-6)).clamp(max=1.0)
     for device, members in written.items():

@@ -251,10 +251,11 @@ class GradScaler(HasCompiledCalls, _GradScaler):
         if isinstance(inner := inner_optimizer(optimizer), FusedOptimizer):
             return self._step_ours(optimizer, inner, max_norm, args, kwargs)
         if max_norm is not None:
+            agreement = self._agreement(optimizer)
+            agreement.settle("GradScaler.step")
             if self._enabled and self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
                 self.unscale_(optimizer)
             params = [p for group in optimizer.param_groups for p in group["params"]]
-            agreement = self._agreement(optimizer)
             self._last_norm = (
                 clip(params, agreement, max_norm, name="GradScaler.step")
                 if agreement
