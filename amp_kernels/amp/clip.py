@@ -31,7 +31,7 @@ _torch_get_total_norm, _torch_clip_grad_norm_ = torch.nn.utils.get_total_norm, t
 
 @torch.no_grad()
 def get_total_norm(
-    tensors: Iterable[Tensor] | Tensor,
+    tensors: Iterable[Tensor] | Iterable[dict[str, Any]] | Tensor,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
@@ -46,10 +46,12 @@ def get_total_norm(
     tensor subclasses except DTensor, tensors with gaps in memory, other devices.
 
     DTensors may have any placements and be on several meshes if one contains the others. Plain tensors next to them must be equal
-    on all ranks. Every rank reads its shards, and one all-reduce, in which all ranks must take part, gives the norm.
+    on all ranks. Every rank reads its shards, and one all-reduce, in which all ranks must take part with the same list, gives the norm.
+    The first norm of a list with tensors on a part of the widest mesh also compares their norms between the parts, and waits once.
 
     Args:
-        tensors: one tensor or an iterable of them, any shapes and devices.
+        tensors: one tensor or an iterable of them, any shapes and devices; or of groups ``{"params": [...], "shard_group": ...}``,
+            whose ``shard_group`` is a process group over which their tensors are distinct, such as that of experts, or ``"copies"``.
         norm_type: order of the norm; ``"inf"`` or ``math.inf`` for the largest absolute value.
         error_if_nonfinite: raise if the norm is infinite or NaN; this waits for the device.
         foreach: accepted for compatibility; passed to torch if torch computes the norm.
@@ -61,7 +63,9 @@ def get_total_norm(
 
     Raises:
         RuntimeError: ``error_if_nonfinite`` and the norm is not finite.
-        ValueError: DTensors are on several meshes and none contains the others.
+        ValueError: DTensors are on several meshes and none contains the others; tensors on a part of a mesh differ between its parts and
+            have no ``shard_group``; or torch would have to compute the norm over a ``shard_group``.
+        TypeError: the ``shard_group`` of a group is neither.
 
     Examples:
         >>> ak.get_total_norm([torch.full((4,), 60_000.0, dtype=torch.float16), torch.zeros(3)])
@@ -80,7 +84,7 @@ def get_total_norm(
 
 @torch.no_grad()
 def clip_grad_norm_(
-    parameters: Iterable[Tensor] | Tensor,
+    parameters: Iterable[Tensor] | Iterable[dict[str, Any]] | Tensor,
     max_norm: float,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
@@ -98,7 +102,8 @@ def clip_grad_norm_(
     NaN. Under a scaler use ``scaler.step(optimizer, max_norm=...)``, which skips the step instead.
 
     Args:
-        parameters: one tensor or an iterable of them; those without a ``.grad`` are ignored.
+        parameters: one tensor or an iterable of them, or of groups as in :func:`get_total_norm`, such as an optimizer's
+            ``param_groups``; those without a ``.grad`` are ignored.
         max_norm: the norm to clip to.
         norm_type, error_if_nonfinite, foreach, shard_group: as in :func:`get_total_norm`. Ranks without a gradient must also call
             this function.
@@ -108,9 +113,9 @@ def clip_grad_norm_(
 
     Raises:
         RuntimeError: ``error_if_nonfinite`` and the norm is not finite; gradients are unchanged.
-        ValueError: ``max_norm`` is negative or NaN, parameters are sharded by FSDP1 and there is no ``shard_group``, or DTensors
-            are on several meshes and none contains the others.
-        TypeError: ``max_norm`` is not a number.
+        ValueError: ``max_norm`` is negative or NaN, parameters are sharded by FSDP1 and there is no ``shard_group``, or as for
+            :func:`get_total_norm`; parameters on a part of a mesh are compared by weights and gradients.
+        TypeError: ``max_norm`` is not a number, or as for :func:`get_total_norm`.
 
     Examples:
         >>> weight = torch.zeros(1, requires_grad=True)
