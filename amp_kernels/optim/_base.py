@@ -269,8 +269,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
             handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        groups = (self.shard_group, *(group.get("shard_group") for group in self.param_groups))
-        if any(isinstance(group, ProcessGroup) for group in groups):
+        if self.shard_group is not None:
             raise TypeError(
                 f"{type(self).__name__}: an optimizer with a shard_group cannot be pickled or copied, because a process group "
                 "cannot; accepted: state_dict, and load_state_dict of an optimizer that is made with a group"
@@ -286,9 +285,8 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
         if options is not None:
             self._build(Options(**{**DEFAULTS, **options}))
         groups = state["param_groups"]
-        for own, group in zip(self.__dict__.get("param_groups", ()), groups, strict=False):
-            if isinstance(own.get("shard_group"), ProcessGroup):  # no checkpoint has it: it is of this run
-                group["shard_group"] = own["shard_group"]
+        for group, live in zip(groups, self.__dict__.get("param_groups", ()), strict=False):
+            group.update({key: value for key, value in live.items() if isinstance(value, ProcessGroup)})
         loaded = self._codec.read(groups, state["state"], self.__dict__.get("defaults", {}))
         packed = self.store.pack(loaded.entries)
         state["state"] = shown = defaultdict(dict, loaded.others)

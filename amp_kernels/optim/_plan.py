@@ -234,7 +234,8 @@ class StepPlan:
         """The conditions of a captured step: objects, to be compared by identity, and numbers."""
         params = list(chain.from_iterable([group["params"] for group in groups]))
         places = [(param.data_ptr(), param.requires_grad) for param in params]
-        return [self._batches, *state.values(), *params], [self.hyper.packed(groups).fixed_numbers(), places]
+        shared = [group.get("shard_group") for group in groups]
+        return [self._batches, *state.values(), *params], [self.hyper.packed(groups).fixed_numbers(), places, shared]
 
     @contextmanager
     def replay(self) -> Iterator[None]:
