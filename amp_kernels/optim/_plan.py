@@ -245,8 +245,8 @@ class StepPlan:
             batch.shadows.renew()
             batch.written.adopt()
         yield
-        self._settle()
         for batch in batches:
             torch.autograd.graph.increment_version([p for p in batch.params if not p.is_inference()])
             batch.shadows.stamp()
             batch.written.stamp()
+        self._settle()
