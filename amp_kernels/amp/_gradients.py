@@ -15,7 +15,7 @@ from .._checks import lists
 from .._dispatch.devices import Copies, by_device, largest_flag
 from .._raw.check_and_norm import check_and_norm
 from .._raw.unscale import unscale_
-from .._sharding.agreement import Agreement, LatestAgreement
+from .._sharding.agreement import Agreement, LatestAgreement, check_declared, declared_in
 from .._sharding.local import is_dtensor, local
 from ..optim._base import FusedOptimizer
 
@@ -36,8 +36,13 @@ class Agreements:
         if isinstance(optimizer, FusedOptimizer):
             agreement = optimizer.agreement()
         else:
-            params = [p for group in optimizer.param_groups for p in group["params"]]
-            agreement = self._latest.setdefault(optimizer, LatestAgreement()).over(params, self.shard_group)
+            groups = optimizer.param_groups
+            for group in groups:
+                check_declared("GradScaler", group)
+            params, latest = [p for group in groups for p in group["params"]], self._latest
+            agreement = latest.setdefault(optimizer, LatestAgreement()).over(
+                params, self.shard_group, declared_in(groups)
+            )
         agreement.check("GradScaler")
         return agreement
 

@@ -10,6 +10,7 @@ import math
 import types
 import warnings
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from .._checks import lists
 from .._dispatch.devices import at, by_device
 from .._raw.check_and_norm import op as check_and_norm
 from .._raw.unscale import op as unscale_
-from .._sharding.agreement import Agreement
+from .._sharding.agreement import Agreement, Declared, check_declared, declared_in
 from .._sharding.local import is_dtensor, local, placed_as, summed
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # a float32 sum would lose float64's precision
@@ -30,7 +31,7 @@ _torch_get_total_norm, _torch_clip_grad_norm_ = torch.nn.utils.get_total_norm, t
 
 @torch.no_grad()
 def get_total_norm(
-    tensors: Iterable[Tensor] | Tensor,
+    tensors: Iterable[Tensor] | Iterable[dict[str, Any]] | Tensor,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
@@ -45,10 +46,12 @@ def get_total_norm(
     tensor subclasses except DTensor, tensors with gaps in memory, other devices.
 
     DTensors may have any placements and be on several meshes if one contains the others. Plain tensors next to them must be equal
-    on all ranks. Every rank reads its shards, and one all-reduce, in which all ranks must take part, gives the norm.
+    on all ranks. Every rank reads its shards, and one all-reduce, in which all ranks must take part with the same list, gives the norm.
+    The first norm of a list with tensors on a part of the widest mesh also compares their norms between the parts, and waits once.
 
     Args:
-        tensors: one tensor or an iterable of them, any shapes and devices.
+        tensors: one tensor or an iterable of them, any shapes and devices; or of groups ``{"params": [...], "shard_group": ...}``,
+            whose ``shard_group`` is a process group over which their tensors are distinct, such as that of experts, or ``"copies"``.
         norm_type: order of the norm; ``"inf"`` or ``math.inf`` for the largest absolute value.
         error_if_nonfinite: raise if the norm is infinite or NaN; this waits for the device.
         foreach: accepted for compatibility; passed to torch if torch computes the norm.
@@ -60,23 +63,28 @@ def get_total_norm(
 
     Raises:
         RuntimeError: ``error_if_nonfinite`` and the norm is not finite.
-        ValueError: DTensors are on several meshes and none contains the others.
+        ValueError: DTensors are on several meshes and none contains the others; tensors on a part of a mesh differ between its parts and
+            have no ``shard_group``; or torch would have to compute the norm over a ``shard_group``.
+        TypeError: the ``shard_group`` of a group is neither.
 
     Examples:
         >>> ak.get_total_norm([torch.full((4,), 60_000.0, dtype=torch.float16), torch.zeros(3)])
         tensor(120000.)
     """
-    tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    tensors, declared = _flat("get_total_norm", [tensors] if isinstance(tensors, Tensor) else list(tensors))
     values = list(map(summed, tensors))
-    pieces, agreement = list(map(local, values)), Agreement(values, shard_group)
+    pieces, agreement = list(map(local, values)), Agreement(values, shard_group, declared, are_grads=True)
     if not _fusible(pieces, norm_type, agreement):
+        _refuse_declared("get_total_norm", norm_type, agreement)
         return _torch_get_total_norm(tensors, norm_type, error_if_nonfinite, foreach)
+    if float(norm_type) != math.inf:
+        agreement.settle("get_total_norm")
     return _total_norm(pieces, agreement, agreement.counts, float(norm_type), error_if_nonfinite)
 
 
 @torch.no_grad()
 def clip_grad_norm_(
-    parameters: Iterable[Tensor] | Tensor,
+    parameters: Iterable[Tensor] | Iterable[dict[str, Any]] | Tensor,
     max_norm: float,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
@@ -94,7 +102,8 @@ def clip_grad_norm_(
     NaN. Under a scaler use ``scaler.step(optimizer, max_norm=...)``, which skips the step instead.
 
     Args:
-        parameters: one tensor or an iterable of them; those without a ``.grad`` are ignored.
+        parameters: one tensor or an iterable of them, or of groups as in :func:`get_total_norm`, such as an optimizer's
+            ``param_groups``; those without a ``.grad`` are ignored.
         max_norm: the norm to clip to.
         norm_type, error_if_nonfinite, foreach, shard_group: as in :func:`get_total_norm`. Ranks without a gradient must also call
             this function.
@@ -104,9 +113,9 @@ def clip_grad_norm_(
 
     Raises:
         RuntimeError: ``error_if_nonfinite`` and the norm is not finite; gradients are unchanged.
-        ValueError: ``max_norm`` is negative or NaN, parameters are sharded by FSDP1 and there is no ``shard_group``, or DTensors
-            are on several meshes and none contains the others.
-        TypeError: ``max_norm`` is not a number.
+        ValueError: ``max_norm`` is negative or NaN, parameters are sharded by FSDP1 and there is no ``shard_group``, or as for
+            :func:`get_total_norm`; parameters on a part of a mesh are compared by weights and gradients.
+        TypeError: ``max_norm`` is not a number, or as for :func:`get_total_norm`.
 
     Examples:
         >>> weight = torch.zeros(1, requires_grad=True)
@@ -130,8 +139,11 @@ def clip_grad_norm_(
             )  # the caller's line: no_grad adds a frame
     if not isinstance(max_norm, Tensor):  # torch takes one, whose value only the device knows
         lists.check_number("clip_grad_norm_", "max_norm", max_norm, 0.0)
-    agreement = Agreement(parameters, shard_group)
+    parameters, declared = _flat("clip_grad_norm_", parameters)
+    agreement = Agreement(parameters, shard_group, declared)
     agreement.check("clip_grad_norm_")
+    if float(norm_type) != math.inf:
+        agreement.settle("clip_grad_norm_")
     return clip(parameters, agreement, max_norm, norm_type, error_if_nonfinite, foreach)
 
 
@@ -142,6 +154,7 @@ def clip(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
+    name: str = "clip_grad_norm_",
 ) -> Tensor:
     """:func:`clip_grad_norm_` with a known agreement of ranks."""
     counted = [
@@ -152,12 +165,36 @@ def clip(
     written = by_device([local(param.grad) for param, _ in counted])  # partial DTensors are scaled term by term
     # torch scales memory shared by two gradients twice, one after the other; one pass would race.
     if not _fusible(pieces, norm_type, agreement) or any(map(lists.overlap, written.values())):
+        _refuse_declared(name, norm_type, agreement)
         return _torch_clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
     norm = _total_norm(pieces, agreement, counts, float(norm_type), error_if_nonfinite)
     factor = (float(max_norm) / (norm + 1e-6)).clamp(max=1.0)
     for device, members in written.items():
         unscale_(members, None, at(factor, device))
     return norm
+
+
+def _flat(name: str, entries: list[Any]) -> tuple[list[Tensor], list[Declared] | None]:
+    """The tensors of a list of tensors or groups, and what the groups declare."""
+    if not any(isinstance(entry, dict) for entry in entries):
+        return entries, None
+    groups = [entry if isinstance(entry, dict) else {"params": entry} for entry in entries]
+    for i, group in enumerate(groups):
+        if "params" not in group:
+            raise ValueError(f"{name}: group {i} has the keys {list(group)}; accepted: 'params' and 'shard_group'")
+        check_declared(name, group)
+        params = group["params"]
+        groups[i] = {**group, "params": [params] if isinstance(params, Tensor) else list(params)}
+    return [tensor for group in groups for tensor in group["params"]], declared_in(groups)
+
+
+def _refuse_declared(name: str, norm_type: float, agreement: Agreement) -> None:
+    """Raise if torch, which does not know process groups, would compute the norm."""
+    if agreement.is_declared and agreement:
+        raise ValueError(
+            f"{name}: norm_type is {norm_type}, and a shard_group is given; accepted with it: dense float16, bfloat16 and float32 "
+            "gradients, and norm_type 2 or inf"
+        )
 
 
 def _fusible(tensors: Sequence[Tensor], norm_type: float, agreement: Agreement) -> bool:

@@ -70,7 +70,8 @@ class GradScaler(HasCompiledCalls, _GradScaler):
             taken, every further skip raises again. Not part of the checkpoint. It costs a flag per tensor and, with optimizers
             of other packages, one more read of the gradients.
         shard_group: for optimizers of other packages: the ranks that hold different parameters of one model without DTensors,
-            such as the process group of FSDP1. This package's optimizers have their own option ``shard_group``.
+            such as the process group of FSDP1. This package's optimizers have their own option ``shard_group``. Groups of either
+            may have the key ``shard_group`` of :class:`amp_kernels.optim.MixedPrecision`.
 
     Raises:
         AssertionError: a factor is out of range, as in torch.
@@ -237,7 +238,8 @@ class GradScaler(HasCompiledCalls, _GradScaler):
             RuntimeError: called twice since :meth:`update`, or with a closure.
             AssertionError: ``scale`` was not called before, or (optimizers that are not fused) no parameter has a
                 gradient.
-            ValueError: ``max_norm`` is negative or NaN, or gradients of an optimizer that is not fused are float16.
+            ValueError: ``max_norm`` is negative or NaN, gradients of an optimizer that is not fused are float16, or parameters on
+                a part of a mesh differ between its parts and their group has no ``shard_group``.
         """
         if max_norm is not None:
             lists.check_number("GradScaler.step", "max_norm", max_norm, 0.0)
@@ -251,11 +253,16 @@ class GradScaler(HasCompiledCalls, _GradScaler):
         if isinstance(inner := inner_optimizer(optimizer), FusedOptimizer):
             return self._step_ours(optimizer, inner, max_norm, args, kwargs)
         if max_norm is not None:
+            agreement = self._agreement(optimizer)
+            agreement.settle("GradScaler.step")
             if self._enabled and self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
                 self.unscale_(optimizer)
             params = [p for group in optimizer.param_groups for p in group["params"]]
-            agreement = self._agreement(optimizer)
-            self._last_norm = clip(params, agreement, max_norm) if agreement else clip_grad_norm_(params, max_norm)
+            self._last_norm = (
+                clip(params, agreement, max_norm, name="GradScaler.step")
+                if agreement
+                else clip_grad_norm_(params, max_norm)
+            )
         takes_scale = self._enabled and getattr(optimizer, "_step_supports_amp_scaling", False)
         if takes_scale and "grad_scaler" not in inspect.signature(optimizer.step).parameters:
             return self._step_fused(optimizer, args, kwargs)

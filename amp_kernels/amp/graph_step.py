@@ -297,6 +297,7 @@ class Before:
         if not self._has_state:
             with rehearsal(False):
                 self._optimizer.plan.launches(self._optimizer.param_groups, self._optimizer.state)
+                self._optimizer.agreement().settle(None)  # a capture cannot
             self._optimizer.store.adopt_writes()
             self._restore_state = self._optimizer.store.snapshot()
             self._has_state = True

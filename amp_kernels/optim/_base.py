@@ -285,6 +285,8 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
         if options is not None:
             self._build(Options(**{**DEFAULTS, **options}))
         groups = state["param_groups"]
+        for group, live in zip(groups, self.__dict__.get("param_groups", ()), strict=False):
+            group.update({key: value for key, value in live.items() if isinstance(value, ProcessGroup)})
         loaded = self._codec.read(groups, state["state"], self.__dict__.get("defaults", {}))
         packed = self.store.pack(loaded.entries)
         state["state"] = shown = defaultdict(dict, loaded.others)

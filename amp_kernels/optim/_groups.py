@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -316,4 +317,4 @@ class HyperParameters:
 def _immutable(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_immutable, value))
-    return value is None or isinstance(value, (str, numbers.Real))
+    return value is None or isinstance(value, (str, numbers.Real, ProcessGroup))

@@ -16,6 +16,7 @@ from torch.distributed import ProcessGroup
 from .._checks import lists
 from .._checks.lists import HALF_DTYPES
 from .._checks.types import type_name
+from .._sharding.agreement import check_declared
 from .._updates.state import MAX_SEED
 
 
@@ -53,7 +54,12 @@ class MixedPrecision(TypedDict, total=False):
         zero_grads: set the gradients to 0, in place, after each step, also a skipped one.
         shard_group: the ranks over which the optimizers hold different parameters of one model, which no DTensor shows:
             the process group of FSDP1 or ZeroRedundancyOptimizer, or that of a pipeline's stages. They skip and clip
-            alike. Parameters that are DTensors (``fully_shard``, ``parallelize_module``) need none.
+            alike. Parameters that are DTensors (``fully_shard``, ``parallelize_module``) need none. A group may have a
+            ``shard_group`` of its own, for norms and skips: the ranks over which its parameters are distinct besides their
+            own mesh, as experts are over ``mesh["ep"].get_group()``; or ``"copies"``: those on other parts of the mesh (without
+            a mesh, on the optimizer's ``shard_group``) are the same. It replaces the optimizer's where both have ranks in
+            common. Without it the first norm tells copies on parts of a mesh by their weights and gradients, and refuses
+            others.
         seed: of stochastic rounding, 0 to 2^63 - 1. The bits of an element depend on the seed, the parameter's number in
             the optimizer, its step count and the element's place in memory: a run that is repeated or resumed rounds
             alike, and so does one on another mesh if each rank's piece is consecutive elements from a multiple of 32 on.
@@ -99,7 +105,7 @@ DEFAULTS: MixedPrecision = {
     "shard_group": None,
     "seed": 0,
 }
-GROUP_OPTIONS = ("ema_decay", "seed")  # live in the groups, where schedulers and checkpoints find them
+GROUP_OPTIONS = ("ema_decay", "seed", "shard_group")  # live in the groups, where schedulers and checkpoints find them
 _TYPES = MixedPrecision.__annotations__
 _MAY_BE_TEXTS = ("params", "adjust_lr_fn", "ns_coefficients")  # arguments that no number stands for
 _ACCEPTED = {
@@ -231,6 +237,7 @@ def check_group_options(optimizer: str, options: Mapping[str, Any]) -> None:
             raise ValueError(f"{optimizer}: ema_decay is {decay}; accepted: None, a number from 0 to below 1")
     if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
         raise ValueError(f"{optimizer}: seed is {seed!r}; accepted: an integer from 0 to 2**63 - 1")
+    check_declared(optimizer, options)
 
 
 def misspelt(key: str, options: Iterable[str]) -> str | None:

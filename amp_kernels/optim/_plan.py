@@ -16,7 +16,7 @@ from .._dispatch import policy
 from .._dispatch.capture import is_capturing
 from .._dispatch.devices import at, largest_flag
 from .._raw.check_and_norm import op as check_and_norm
-from .._sharding.agreement import Agreement, LatestAgreement
+from .._sharding.agreement import Agreement, LatestAgreement, declared_in
 from .._sharding.local import local
 from .._updates.arguments import UpdateArguments
 from ._algorithm import Algorithm, Update
@@ -63,6 +63,7 @@ class StepPlan:
         """Drop everything that is cached."""
         self._params: list[Tensor] = []  # all of the optimizer's at the last collection,
         self._agreement: Agreement | None = None  # and what their ranks share
+        self._needs_norm: bool | None = None  # the last step; None: it has none
         self._batches: tuple[tuple, list[DeviceBatch]] = ((), [])  # with what they were made from
         self.cached: CachedStep | None = None
         self.hyper.forget()
@@ -70,7 +71,7 @@ class StepPlan:
     def agreement(self, groups: Groups) -> Agreement:
         """The ranks to agree with on norms and skips."""
         self._params = list(chain.from_iterable([group["params"] for group in groups]))
-        self._agreement = self._latest.over(self._params, self._options.shard_group)
+        self._agreement = self._latest.over(self._params, self._options.shard_group, declared_in(groups))
         return self._agreement
 
     # ---- the step ----
@@ -91,7 +92,11 @@ class StepPlan:
         staged = any(member.op.stage is not None for member in self._algorithm.members)
         if request.check or max_norm is not None or staged:
             self._agreement.check(self._name)
+        self._needs_norm = max_norm is not None if request.check or max_norm is not None else None
+        is_norm_known = self._settle()
         answer = measure(request, launches, self._agreement, self._params, norm=max_norm is not None)
+        if not is_norm_known:
+            answer.sum_sq = None
         updates = [self._update(launch, groups, packed, request, answer, max_norm) for launch in launches]
         for member in self._algorithm.members:
             own = [update for update in updates if update.launch.batch.op is member.op]
@@ -103,6 +108,11 @@ class StepPlan:
                 grads = table.grads() if table is not None else [local(param.grad) for param in batch.params]
                 torch._foreach_zero_(grads)
         return answer
+
+    def _settle(self) -> bool:
+        """Exchange evidence about the squares of the last step's norm, if it has one; ``False``: some are left out."""
+        name = self._name if self._needs_norm else None
+        return self._needs_norm is None or self._agreement is None or self._agreement.settle(name)
 
     def _update(
         self,
@@ -141,7 +151,7 @@ class StepPlan:
         self._store.outgrow()
         backend = torch._C._len_torch_dispatch_stack() == 0 and policy.requested_backend()
         if self.cached is not None:
-            launches = self.cached.lookup(groups, state, (backend, self._store.version))
+            launches = self.cached.lookup(groups, state, self._key(groups, backend))
             if launches is not None:
                 return launches
             self.cached = None
@@ -159,9 +169,13 @@ class StepPlan:
         grads = [[grad_of[id(param)] for param in batch.params] for batch in batches]
         cacheable = batches and not (new or active.copied or backend is False)
         if cacheable and all(map(addressable, batches, grads)):
-            key = backend, self._store.version
+            key = self._key(groups, backend)
             self.cached = CachedStep(groups, state, batches, grads, key, self._takes_tables(batches))
         return [Launch(batch, found, None) for batch, found in zip(batches, grads, strict=True)]
+
+    def _key(self, groups: Groups, backend: Any) -> tuple:
+        """All that a cached step depends on besides tensors."""
+        return backend, self._store.version, self._options.shard_group, [group.get("shard_group") for group in groups]
 
     def _find_active(self, groups: Groups, state: dict) -> _Active:
         """Check every gradient and look up the state of its parameter; adopt writes to parameters that have moved."""
@@ -200,7 +214,7 @@ class StepPlan:
 
     def _batches_of(self, active: _Active, sizes: list[int]) -> tuple[list[DeviceBatch], bool]:
         """The batches of a step, and whether they had to be made. ``sizes`` of the groups decide the parameters' numbers."""
-        key = sizes, active.groups, active.places, active.pieces
+        key = self._agreement, sizes, active.groups, active.places, active.pieces
         if key == self._batches[0]:
             return self._batches[1], False
         members = list(zip(active.groups, active.places, strict=True))
@@ -220,7 +234,8 @@ class StepPlan:
         """The conditions of a captured step: objects, to be compared by identity, and numbers."""
         params = list(chain.from_iterable([group["params"] for group in groups]))
         places = [(param.data_ptr(), param.requires_grad) for param in params]
-        return [self._batches, *state.values(), *params], [self.hyper.packed(groups).fixed_numbers(), places]
+        shared = [group.get("shard_group") for group in groups]
+        return [self._batches, *state.values(), *params], [self.hyper.packed(groups).fixed_numbers(), places, shared]
 
     @contextmanager
     def replay(self) -> Iterator[None]:
@@ -234,3 +249,4 @@ class StepPlan:
             torch.autograd.graph.increment_version([p for p in batch.params if not p.is_inference()])
             batch.shadows.stamp()
             batch.written.stamp()
+        self._settle()

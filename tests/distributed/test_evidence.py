@@ -1,0 +1,384 @@
+"""Norms over DTensors on a part of a mesh, and over plain parameters of each rank: copies by evidence, experts by declaration."""
+
+import logging
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import amp_kernels as ak
+from amp_kernels._sharding.agreement import Agreement
+from amp_kernels._sharding.local import local
+
+from .test_agreement import Log
+from .worlds import everyone, grid
+
+SCALE, REFUSED = 8.0, "refused"
+CLIPS = ("clip_grad_norm_", "get_total_norm", "AdamW", "LAMB", "Muon", "torch.SGD")
+#: (weights differ between the ep ranks, gradients of the two by step, key, what happens by step: of how many experts the squares
+#: count, or that they are refused). 0.0 as a gradient: none of it.
+CASES = {
+    "copies": (False, [(2.0, 2.0), (3.0, 3.0)], None, [1, 1]),
+    "copies, rounded": (False, [(2.0, 2.01)] * 2, None, [1, 1]),
+    "copies, decided once": (False, [(2.0, 2.0), (3.0, 3.0), (2.0, 2.0)], None, [1, 1, 1]),
+    "experts": (True, [(1.0, 7.0)], None, [REFUSED]),
+    "experts, equal norms": (True, [(2.0, 2.0)] * 2, None, [REFUSED] * 2),
+    "experts, equal weights": (False, [(1.0, 7.0)], None, [REFUSED]),
+    "experts, no gradient at first": (False, [(0.0, 0.0), (2.0, 0.0), (1.0, 7.0)], None, [1, 1, REFUSED]),
+    "copies, no gradient at first": (False, [(0.0, 0.0), (2.0, 2.0), (3.0, 3.0)], None, [1, 1, 1]),
+    "experts, NaN at first": (False, [(math.nan, 1.0), (1.0, 7.0)], None, [1, REFUSED]),
+    "copies, infinite at first": (False, [(math.inf, math.inf), (2.0, 2.0)], None, [1, 1]),
+    "group": (True, [(1.0, 7.0), (math.nan, 1.0), (2.0, 0.0)], "ep", [2, 2, 2]),
+    "all ranks": (True, [(1.0, 7.0)], "all", [2]),
+    "declared copies": (True, [(1.0, 7.0)], "copies", [1]),
+    "the own mesh": (True, [(1.0, 7.0)], "edp", [REFUSED]),
+}
+
+
+def placed():
+    """Of two ranks, both are ep."""
+    return grid(("edp", "ep") if dist.get_world_size() > 2 else ("ep", "edp"))
+
+
+def declared(key):
+    mesh = placed()
+    return dist.group.WORLD if key == "all" else mesh[key].get_group() if key in ("ep", "edp") else key
+
+
+def sharded(value, mesh):
+    return nn.Parameter(
+        distribute_tensor(value, mesh, [Shard(0)] + [Replicate()] * (mesh.ndim - 1), src_data_rank=None)
+    )
+
+
+class Model:
+    """A dense parameter on all ranks and experts on the edp slice, or plain ones under DDP, with gradients of known norms."""
+
+    def __init__(self, name, width, differ, key, kind):
+        mesh, self.ep = placed(), dist.get_rank() % 2
+        weight = torch.arange(4.0 * width).view(4, width) / 8
+        own = weight + 1.0 + self.ep * differ
+        self.kind, self.name = kind, name
+        self.dense = nn.Parameter(weight) if kind == "plain" else sharded(weight, everyone())
+        self.experts = nn.Parameter(own) if kind != "sharded" else sharded(own, mesh["edp"])
+        self.groups = [{"params": [self.dense]}, {"params": [self.experts]}]
+        if key is not None:
+            self.groups[1]["shard_group"] = declared(key)
+        self.scaler = ak.GradScaler("cpu", init_scale=SCALE, backoff_factor=0.5, growth_interval=100)
+        self.scaler.scale(torch.ones(()))
+        make = getattr(torch.optim, name[6:]) if name.startswith("torch.") else getattr(ak.optim, name, None)
+        self.optimizer = make(self.groups, lr=1e-3) if make else None
+
+    def norm(self, size):
+        """Of the step's gradients: sizes are of each element, unscaled. Returns the norm of all ranks, or REFUSED."""
+        scale = self.scaler.get_scale() if self.optimizer else 1.0
+        self.dense.grad = torch.full_like(self.dense, scale)
+        self.experts.grad = torch.full_like(self.experts, size * scale) if size != 0.0 else None
+        try:
+            if self.optimizer is not None:
+                before = [None if p.grad is None else local(p.grad).clone() for p in (self.dense, self.experts)]
+                try:
+                    self.scaler.step(self.optimizer, max_norm=1.0)
+                except ValueError:
+                    now = [p.grad if p.grad is None else local(p.grad) for p in (self.dense, self.experts)]
+                    assert all(a is b is None or torch.equal(a, b) for a, b in zip(before, now, strict=True))
+                    raise
+                self.scaler.update()
+                return self.scaler.last_grad_norm.item()
+            if self.name == "get_total_norm":
+                groups = [{**g, "params": [p.grad for p in g["params"]]} for g in self.groups]
+                if size == 0.0:
+                    groups[1]["params"] = [torch.zeros_like(self.experts)]
+                return ak.get_total_norm(groups).item()
+            return ak.clip_grad_norm_(self.groups, 1.0).item()
+        except ValueError as error:
+            return REFUSED if '"shard_group": ...}' in str(error) else str(error)
+
+
+def norms(case, width, kind, names):
+    differ, steps, key, _ = CASES[case]
+    found = {}
+    for name in names:
+        model = Model(name, width, differ, key, kind)
+        before = [local(p.detach()).clone() for p in (model.dense, model.experts)]
+        found[name] = [model.norm(sizes[model.ep]) for sizes in steps]
+        if REFUSED in found[name][:1]:
+            now = [local(p.detach()) for p in (model.dense, model.experts)]
+            assert all(map(torch.equal, before, now)), name
+    return found
+
+
+def expected(case, width):
+    """The right norms; of a non-finite step ``nan``, of which only that is compared."""
+    _, steps, _, counts = CASES[case]
+    found = []
+    for (first, second), count in zip(steps, counts, strict=True):
+        squares = 4 * width * (1.0 + first**2 + (second**2 if count == 2 else 0.0)) if count != REFUSED else 0.0
+        bad = not math.isfinite(first + second)
+        found.append(REFUSED if count == REFUSED else math.nan if bad else squares**0.5)
+    return found
+
+
+def check(found, wanted):
+    for of_rank in found:
+        for name, values in of_rank.items():
+            assert len(values) == len(wanted)
+            for value, right in zip(values, wanted, strict=True):
+                if right == REFUSED or value == REFUSED:
+                    assert value == right, (name, values, wanted)
+                elif math.isnan(right):
+                    assert not math.isfinite(value), (name, values, wanted)
+                else:
+                    assert value == pytest.approx(right, rel=1e-6), (name, values, wanted)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_experts_and_copies_on_a_slice(ranks, case):
+    width = 3 + list(CASES).index(case)  # get_total_norm knows lists by their shapes
+    names = [
+        name for name in CLIPS if (case, name) != ("experts, equal norms", "get_total_norm")
+    ]  # which sees no weights
+    check(ranks.run(norms, case, width, "sharded", names), expected(case, width))
+
+
+@pytest.mark.parametrize("case", ["copies", "experts", "experts, NaN at first", "group", "declared copies"])
+def test_plain_experts_among_dtensors(ranks, case):
+    width = 40 + list(CASES).index(case)
+    check(ranks.run(norms, case, width, "among", CLIPS), expected(case, width))
+
+
+@pytest.mark.parametrize("case", ["group", "all ranks"])
+def test_plain_experts_beside_ddp(ranks, case):
+    """On two ranks, with a dense parameter that both have: without a key each has a norm of its own."""
+    check(ranks.run(norms, case, 3, "plain", CLIPS, world=2), expected(case, 3))
+
+
+# ---- other ranks than those of one slice ----
+
+
+def counted(kinds):
+    """Counts of each tensor over all ranks, as multiples of its elements on the ranks over which it is distinct."""
+    mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("edp", "ep", "tp"))
+    of = {"edp": mesh["edp"], "tp": mesh["tp"], "edp, tp": mesh["edp", "tp"], "all": mesh}
+    groups = {name: mesh[name].get_group() for name in ("edp", "ep", "tp")}
+    groups = {**groups, "copies": "copies", "all": dist.group.WORLD, None: None}
+    tensors, keys = [sharded(torch.ones(8), mesh)], [None]
+    for placed, key, _ in kinds:
+        tensors.append(sharded(torch.ones(8), of[placed]) if placed else nn.Parameter(torch.ones(8)))
+        keys.append(groups[key])
+    counts = Agreement(tensors, None, keys).counts
+    found = torch.tensor([float(local(t).numel() * c) for t, c in zip(tensors, counts, strict=True)])
+    dist.all_reduce(found)
+    return (found / 8).tolist()
+
+
+def test_every_element_of_eight_ranks_counts_once(ranks):
+    kinds = [
+        ("edp", "ep", 2), ("edp", "tp", 2), ("tp", "ep", 2), ("edp, tp", "ep", 2), ("edp, tp", "copies", 1), ("edp", "copies", 1),
+        ("edp", "edp", 1), ("edp", "all", 4), (None, "ep", 2), (None, "all", 8), (None, "copies", 1), ("all", "ep", 1),
+    ]  # fmt: skip
+    for found in ranks.run(counted, kinds, world=8):
+        assert found == [1.0, *(float(copies) for *_, copies in kinds)]
+
+
+def stages():
+    """Dense parameters of two stages, experts of ep ranks within each: the key replaces the optimizer's group where they overlap."""
+    mesh = grid(("pp", "ep"))
+    stage, ep, found = *mesh.get_coordinate(), []
+    for key in (mesh["ep"].get_group(), dist.group.WORLD, "copies"):
+        dense, experts = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+        groups = [{"params": [dense]}, {"params": [experts], "shard_group": key}]
+        optimizer = ak.optim.AdamW(groups, shard_group=mesh["pp"].get_group())
+        scaler = ak.GradScaler("cpu", init_scale=1.0)
+        scaler.scale(torch.ones(()))
+        dense.grad, experts.grad = torch.full((4,), 1.0 + stage), torch.full((4,), 3.0 + 2.0 * stage + ep)
+        scaler.step(optimizer, max_norm=1.0)
+        found.append(scaler.last_grad_norm.item() ** 2 / 4)
+    return found
+
+
+def test_experts_within_stages_of_a_pipeline(ranks):
+    dense, experts = 1 + 4, 9 + 16 + 25 + 36
+    for both, whole, copies in ranks.run(stages):
+        assert both == whole == pytest.approx(dense + experts)
+        assert copies == pytest.approx(dense + 9) or copies == pytest.approx(dense + 16)
+
+
+# ---- what evidence costs, and what needs none ----
+
+
+def traffic(case):
+    differ, _, key, _ = CASES[case]
+    found, model = [], Model("AdamW", 70, differ, key, "sharded")
+    for sizes in [(math.nan, 2.0), (2.0, 2.0), (2.0, 2.0)]:
+        with Log() as log:
+            model.norm(sizes[model.ep])
+        found.append(sum(count for op, count in log.ops.items() if op.startswith("c10d")))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("case", "sums"), [("copies", [3, 3, 1]), ("group", [1, 1, 1]), ("declared copies", [1, 1, 1])]
+)
+def test_evidence_is_exchanged_until_it_decides(ranks, case, sums):
+    """One sum over the slice, one maximum over the mesh; the step itself is one sum."""
+    assert ranks.run(traffic, case) == [sums] * 4
+
+
+def without_norm():
+    """A step that only checks is taken; the norm of it is unknown."""
+    model, lines = Model("AdamW", 71, True, None, "sharded"), []
+    before = local(model.experts.detach()).clone()
+    model.dense.grad, model.experts.grad = torch.ones_like(model.dense), torch.ones_like(model.experts)
+    model.scaler.step(model.optimizer)
+    taken = not torch.equal(before, local(model.experts.detach()))
+    undecided = Model("clip_grad_norm_", 72, False, None, "sharded")
+    handler = logging.Handler(logging.DEBUG)
+    handler.emit = lambda record: lines.append(record.getMessage())
+    handler.addFilter(lambda record: "counts as copies" in record.msg)
+    logger = logging.getLogger("amp_kernels")
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        for _ in range(70):
+            undecided.norm(0.0)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+    inf = [ak.clip_grad_norm_(model.groups, 1e9, norm_type=math.inf).item(), model.scaler.last_grad_norm]
+    return taken, inf, len(lines), "DeviceMesh((edp=2)" in lines[0]
+
+
+def test_a_step_without_a_norm_needs_no_evidence(ranks):
+    """Undecided tensors are asked for in norms 1 to 32 and 64."""
+    assert ranks.run(without_norm) == [(True, [1.0, None], 33, True)] * 4
+
+
+def optimizer_steps(name):
+    """Distinct experts under Muon and LAMB, which need whole tensors: each as in one process."""
+    ep = dist.get_rank() % 2
+    model = Model(name, 32, True, "ep", "sharded")
+    alone = [nn.Parameter(p.detach().full_tensor().clone()) for p in (model.dense, model.experts)]
+    other = getattr(ak.optim, name)(alone, lr=1e-3)
+    grads = torch.randn(2, 4, 32, generator=torch.Generator().manual_seed(3))
+    for _ in range(3):
+        for p, q, grad in zip((model.dense, model.experts), alone, (grads[0], grads[ep]), strict=True):
+            p.grad = distribute_tensor(grad, p.device_mesh, p.placements, src_data_rank=None)
+            q.grad = grad.clone()
+        model.optimizer.step()
+        other.step()
+    return [
+        (p.detach().full_tensor() - q.detach()).abs().max().item()
+        for p, q in zip((model.dense, model.experts), alone, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", ["LAMB", "Muon"])
+def test_updates_of_whole_tensors_are_of_each_expert_alone(ranks, name):
+    for found in ranks.run(optimizer_steps, name):
+        assert max(found) <= 2.0**-20
+
+
+def graphed():
+    found = []
+    for differ, key, sizes in [(False, None, (2.0, 2.0)), (False, None, (1.0, 7.0)), (False, "ep", (1.0, 7.0))]:
+        model = Model("AdamW", 73, differ, key, "sharded")
+        module = nn.Module()
+        module.dense, module.experts = model.dense, model.experts
+
+        calls = []
+
+        def train(x, model=model, size=sizes[model.ep], calls=calls):
+            calls.append(x)
+            model.optimizer.zero_grad()
+            model.dense.grad, model.experts.grad = (
+                x * torch.ones_like(model.dense),
+                size * x * torch.ones_like(model.experts),
+            )
+            model.scaler.step(model.optimizer, max_norm=1.0)
+            model.scaler.update()
+            return x * 1.0
+
+        step = ak.graph_step(train, model=module, optimizer=model.optimizer, scaler=model.scaler)
+        try:
+            step(torch.full((), SCALE))
+            found.append(model.scaler.last_grad_norm.item())
+        except ValueError as error:
+            found.append((REFUSED, len(calls)) if "shard_group" in str(error) else str(error))
+    return found
+
+
+def test_graph_step_asks_in_its_first_warm_up(ranks):
+    for copies, refused, experts in ranks.run(graphed):
+        assert copies == pytest.approx((4 * 73 * (1 + 4)) ** 0.5)
+        assert refused == (REFUSED, 1)
+        assert experts == pytest.approx((4 * 73 * (1 + 1 + 49)) ** 0.5)
+
+
+def key_of_a_group():
+    """Declared later, kept by load_state_dict, checked."""
+    model = Model("AdamW", 74, True, None, "sharded")
+    first = model.norm(2.0)
+    model.optimizer.param_groups[1]["shard_group"] = declared("ep")
+    then = [model.norm(2.0) for _ in range(3)]
+    state = model.optimizer.state_dict()
+    for group in state["param_groups"]:
+        group.pop("shard_group", None)
+    model.optimizer.load_state_dict(state)
+    then.append(model.norm(2.0))
+    model.optimizer.param_groups[1]["shard_group"] = "copies"
+    then.append(model.norm(2.0))
+    for value, error in (("copy", ValueError), (3, TypeError)):
+        with pytest.raises(error, match="shard_group of a group is"):
+            ak.optim.AdamW([{"params": [nn.Parameter(torch.ones(2))], "shard_group": value}])
+        with pytest.raises(error, match="shard_group of a group is"):
+            ak.clip_grad_norm_([{"params": [model.dense], "shard_group": value}], 1.0)
+    with pytest.raises(ValueError, match="norm_type is 3, and a shard_group is given"):
+        ak.clip_grad_norm_(
+            [*model.groups[:1], {"params": [model.experts], "shard_group": declared("ep")}], 1.0, norm_type=3
+        )
+    with pytest.raises(ValueError, match="accepted: 'params' and 'shard_group'"):
+        ak.get_total_norm([{"shard_group": "copies"}])
+    return first, [value**2 / (4 * 74) for value in then]
+
+
+def test_the_key_of_a_group(ranks):
+    for first, then in ranks.run(key_of_a_group):
+        assert first == REFUSED
+        assert then == pytest.approx([9, 9, 9, 9, 5])
+
+
+# ---- docs/guide/mixture-of-experts.md ----
+
+
+def guide():
+    """The page's block over a model whose experts differ, and gradients of ones."""
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "mixture-of-experts.md").read_text()
+    (code,) = re.findall(
+        r"```python\n(.*?)\n```", page.partition("\n## Several ranks\n")[2].partition("\n## ")[0], re.S
+    )
+    model, ep = nn.Module(), dist.get_rank() % 2
+    model.blocks, model.head = nn.ModuleList([nn.Module(), nn.Module()]), nn.Linear(4, 6)
+    for block in model.blocks:
+        block.experts = nn.Linear(4, 8)
+        nn.init.constant_(block.experts.weight, 1.0 + ep)
+    names = {"model": model, "replicas": 2, "init_device_mesh": init_device_mesh, "fully_shard": fully_shard, "ak": ak}
+    exec(code.replace('"cuda"', '"cpu"').replace(", 8)", ", 2)"), names)
+    scaler = ak.GradScaler("cpu", init_scale=1.0)
+    scaler.scale(torch.ones(()))
+    for group, value in zip(names["optimizer"].param_groups, (1.0, 2.0 + ep), strict=True):
+        for param in group["params"]:
+            param.grad = torch.full_like(param, value)
+    scaler.step(names["optimizer"])
+    return scaler.last_grad_norm.item() ** 2
+
+
+def test_the_block_of_the_guide(ranks):
+    assert ranks.run(guide) == [pytest.approx(30 + 2 * 40 * (4 + 9))] * 4
