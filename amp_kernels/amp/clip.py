@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from .._checks import lists
+from .._checks.stack import users_line
+from .._checks.types import check_iterable, check_tensors_of
 from .._dispatch.devices import at, by_device
 from .._raw.check_and_norm import op as check_and_norm
 from .._raw.unscale import op as unscale_
@@ -61,12 +63,16 @@ def get_total_norm(
     Raises:
         RuntimeError: ``error_if_nonfinite`` and the norm is not finite.
         ValueError: DTensors are on several meshes and none contains the others.
+        TypeError: ``tensors`` holds anything but tensors.
 
     Examples:
         >>> ak.get_total_norm([torch.full((4,), 60_000.0, dtype=torch.float16), torch.zeros(3)])
         tensor(120000.)
     """
+    if not isinstance(tensors, Tensor):
+        check_iterable("get_total_norm: tensors", tensors, "a tensor, an iterable of tensors")
     tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    check_tensors_of("get_total_norm: tensors", tensors)
     values = list(map(summed, tensors))
     pieces, agreement = list(map(local, values)), Agreement(values, shard_group)
     if not _fusible(pieces, norm_type, agreement):
@@ -106,7 +112,7 @@ def clip_grad_norm_(
         RuntimeError: ``error_if_nonfinite`` and the norm is not finite; gradients are unchanged.
         ValueError: ``max_norm`` is negative or NaN, parameters are sharded by FSDP1 and there is no ``shard_group``, or DTensors
             are on several meshes and none contains the others.
-        TypeError: ``max_norm`` is not a number.
+        TypeError: ``max_norm`` is not a number, or ``parameters`` holds anything but tensors.
 
     Examples:
         >>> weight = torch.zeros(1, requires_grad=True)
@@ -119,15 +125,15 @@ def clip_grad_norm_(
     """
     if isinstance(parameters, Tensor):
         parameters = [parameters]
-    elif isinstance(parameters, torch.nn.Module) and not isinstance(parameters, torch.nn.ParameterList):
-        raise TypeError("clip_grad_norm_: parameters is a module; accepted: model.parameters(), a tensor")
     else:
+        check_iterable("clip_grad_norm_: parameters", parameters, "model.parameters(), a tensor")
         is_generator = isinstance(parameters, types.GeneratorType)
         parameters = list(parameters)
         if is_generator and not parameters:
             warnings.warn(
-                "`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=3
-            )  # the caller's line: no_grad adds a frame
+                "`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=users_line()
+            )
+    check_tensors_of("clip_grad_norm_: parameters", parameters)
     if not isinstance(max_norm, Tensor):  # torch takes one, whose value only the device knows
         lists.check_number("clip_grad_norm_", "max_norm", max_norm, 0.0)
     agreement = Agreement(parameters, shard_group)
