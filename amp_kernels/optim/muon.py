@@ -207,7 +207,7 @@ class Muon(FusedOptimizer, torch.optim.Muon):
 
     Raises:
         ValueError: a number is out of range or NaN, an option is not among those accepted, or a parameter is no matrix.
-        TypeError: a parameter is not of an accepted dtype, or sparse, or a tensor subclass.
+        TypeError: a parameter that is not frozen is not of an accepted dtype, or sparse, or a tensor subclass.
 
     Examples:
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
