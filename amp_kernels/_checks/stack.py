@@ -2,7 +2,8 @@
 
 import sys
 
-_WRAPPERS = ("amp_kernels", "torch", "contextlib", "functools")  # hooks, profilers, schedulers and decorators around a call
+#: Packages of the hooks, profilers, schedulers and decorators around a call.
+_WRAPPERS = ("amp_kernels", "torch", "contextlib", "functools")
 
 
 def users_line() -> int:

@@ -110,7 +110,12 @@ class Op:
     def in_cpp(self, args: tuple) -> Callable | None:
         """A function without a line of Python that makes this call, below version counters; ``None`` if C++ does not serve it."""
         tensor = first_tensor(args)
-        if self.composite or type(tensor) not in PLAIN or torch.compiler.is_compiling() or any(map(_is_zerotensor, args)):
+        if (
+            self.composite
+            or type(tensor) not in PLAIN
+            or torch.compiler.is_compiling()
+            or any(map(_is_zerotensor, args))
+        ):
             return None
         overload = self._overloads.get(self._selected(tensor, args, {}))
         return None if overload is None else overload._op
@@ -236,7 +241,6 @@ class KernelOp:
                 return overload(*args)
         except RuntimeError as error:
             raise memory.translated(overload.name(), error) from None
-
 
     def in_cpp(self, args: tuple) -> Callable:
         return self._overloads[policy.requested_backend() == "emulate"]._op

@@ -117,7 +117,9 @@ class GroupChecks:
         a list."""
         label = f"{self._name}: param_groups[{len(groups)}]"
         if "params" not in group:
-            raise KeyError(f"{label} has no 'params', only {', '.join(map(repr, group)) or 'nothing'}; accepted: a group with 'params'")
+            raise KeyError(
+                f"{label} has no 'params', only {', '.join(map(repr, group)) or 'nothing'}; accepted: a group with 'params'"
+            )
         params = group["params"]
         if isinstance(params, set):
             return  # torch refuses it

@@ -162,7 +162,9 @@ def _check_arguments(optimizer: str, arguments: Mapping[str, Any], betas: int) -
     """Raise for arguments that torch's constructors would fail on without naming them. ``betas`` are so many numbers."""
     if "params" in arguments:
         check_iterable(
-            f"{optimizer}: params", arguments["params"], "model.parameters(), model.named_parameters(), or a list of groups"
+            f"{optimizer}: params",
+            arguments["params"],
+            "model.parameters(), model.named_parameters(), or a list of groups",
         )
     for name, value in arguments.items():
         if isinstance(value, str) and name not in _MAY_BE_TEXTS:

@@ -30,7 +30,8 @@ class Copies:
         members: dict[int, list[int]] = defaultdict(list)
         for i, row in enumerate(rows):
             members[row[0]].append(i)
-        self._places: dict[int, list[tuple[int, int]]] = {}  # by block: offsets, and elements with those that fill a block up
+        #: By block: offsets, and numbers of elements with those that fill the last block of 8-bit moments up.
+        self._places: dict[int, list[tuple[int, int]]] = {}
         for block, of_block in members.items():
             sizes = [-(-numels[i] // ALIGN) * ALIGN for i in of_block]
             self._places[block] = [(rows[i][1], size) for i, size in zip(of_block, sizes, strict=True)]

@@ -13,7 +13,22 @@ from torch.testing._internal.two_tensor import TwoTensor
 import amp_kernels.optim as akopt
 from amp_kernels import GradScaler
 
-from .optimizers import EACH, ELEMENTWISE, NAMES, REFERENCES, STATEFUL, TORCHS, bf16, copies, f16, f32, fill, make, same, snapshot
+from .optimizers import (
+    EACH,
+    ELEMENTWISE,
+    NAMES,
+    REFERENCES,
+    STATEFUL,
+    TORCHS,
+    bf16,
+    copies,
+    f16,
+    f32,
+    fill,
+    make,
+    same,
+    snapshot,
+)
 
 HINTS = {"maximize": False, "foreach": None, "differentiable": False, "fused": None}
 NAN = float("nan")
@@ -367,10 +382,16 @@ class Packed(torch.nn.Parameter):
 FROZEN = {
     "uint8": (lambda shape: torch.ones(shape, dtype=torch.uint8), None),
     "int8": (lambda shape: torch.ones(shape, dtype=torch.int8), None),
-    "fp8": (lambda shape: torch.ones(shape).to(torch.float8_e4m3fn), "is torch.float8_e4m3fn; accepted: float16, bfloat16"),
+    "fp8": (
+        lambda shape: torch.ones(shape).to(torch.float8_e4m3fn),
+        "is torch.float8_e4m3fn; accepted: float16, bfloat16",
+    ),
     "float64": (lambda shape: torch.ones(shape, dtype=torch.float64), "is torch.float64; accepted: float16, bfloat16"),
     "gaps": (lambda shape: torch.ones(*shape, 2)[..., 0], "which leaves gaps in memory or overlaps itself; accepted"),
-    "subclass": (two_tensor, "has type torch.testing._internal.two_tensor.TwoTensor; accepted: plain tensors and DTensors"),
+    "subclass": (
+        two_tensor,
+        "has type torch.testing._internal.two_tensor.TwoTensor; accepted: plain tensors and DTensors",
+    ),
     "bitsandbytes": (lambda shape: Packed(torch.ones(shape, dtype=torch.uint8), requires_grad=False), None),
 }
 

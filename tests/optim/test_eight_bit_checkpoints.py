@@ -47,27 +47,6 @@ def test_a_resumed_run_continues_bit_for_bit(name, options, kind, way, tmp_path)
     assert second.state_dtype == "8bit"
 
 
-@EACH_KIND
-@pytest.mark.parametrize("state_dtype", ["8bit", bf16, f32])
-@pytest.mark.parametrize("adamw", [{}, {"amsgrad": True}])
-def test_muon_with_groups_of_adamw_continues_bit_for_bit(kind, state_dtype, adamw, tmp_path):
-    dtype, master = KINDS[kind]
-
-    def muon(params):
-        groups = [{"params": params[:3]}, {"params": params[3:], "algorithm": "adamw", **adamw}]
-        return akopt.Muon(groups, lr=1e-2, master_weights=master, state_dtype=state_dtype, seed=5)
-
-    first = muon([*(p for p in weights(dtype) if p.dim() > 1), *weights(dtype)])
-    train(first, 0, 3)
-    ak.checkpoint.save(tmp_path / "saved.pt", optimizer=first)
-    second = muon(copies(params_of(first)))
-    ak.checkpoint.load(tmp_path / "saved.pt", optimizer=second)
-    assert same(first.state_dict()["state"], second.state_dict()["state"])
-    for optimizer in (first, second):
-        train(optimizer, 3, 6)
-    assert_same_tensors(bits(first), bits(second))
-
-
 def test_a_checkpoint_holds_codes(tmp_path):
     """Codes of row-major parameters, so that the file is no larger than the state."""
     optimizer = optimizer_of("AdamW", "fp32", {}, weights(shapes=[(256, 512), (64, 96)]))

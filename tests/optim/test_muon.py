@@ -247,7 +247,11 @@ def test_each_pass_has_the_flags_and_scalars_that_concern_it(monkeypatch, compil
     scaler.scale(sum(p.sum() for p in params)).backward()
     scaler.step(optimizer)
     trial, after, before = calls
-    assert [name for name in ("grad_scale", "sum_sq", "found_inf", "options", "flags", "seed") if getattr(trial, name) is not getattr(before, name)] == []
+    assert [
+        name
+        for name in ("grad_scale", "sum_sq", "found_inf", "options", "flags", "seed")
+        if getattr(trial, name) is not getattr(before, name)
+    ] == []
     assert (before.flags, set(after.flags)) == ([MAXIMIZE], {STOCHASTIC})
     assert None not in (before.grad_scale, before.sum_sq, before.found_inf, after.found_inf)
     assert (after.grad_scale, after.sum_sq) == (None, None)

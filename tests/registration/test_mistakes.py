@@ -190,18 +190,34 @@ MISTAKES = [
         "vocab_parallel_cross_entropy: group is None without an initialised process group; accepted: a process group",
     ),
     *(
-        (partial(make, MODEL), TypeError, f"GradScaler.{make.__name__}: optimizer has type torch.nn.modules.linear.Linear; acc")
+        (
+            partial(make, MODEL),
+            TypeError,
+            f"GradScaler.{make.__name__}: optimizer has type torch.nn.modules.linear.Linear; acc",
+        )
         for make in (SCALER.step, SCALER.unscale_)
     ),
-    (lambda: SCALER.step(None), TypeError, "GradScaler.step: optimizer has type NoneType; accepted: an optimizer, which has"),
+    (
+        lambda: SCALER.step(None),
+        TypeError,
+        "GradScaler.step: optimizer has type NoneType; accepted: an optimizer, which has",
+    ),
     *(
-        (partial(SCALER.step, make(MODEL.parameters(), lr=1e-3), 1.0), TypeError, "second argument is 1.0, which is no argument of")
+        (
+            partial(SCALER.step, make(MODEL.parameters(), lr=1e-3), 1.0),
+            TypeError,
+            "second argument is 1.0, which is no argument of",
+        )
         for make in (ak.optim.AdamW, torch.optim.AdamW)
     ),
     (lambda: ak.optim.AdamW(None), TypeError, "AdamW: params has type NoneType; accepted: model.parameters()"),
     (lambda: ak.optim.Muon(3), TypeError, "Muon: params has type int; accepted: model.parameters()"),
     *(
-        (partial(ak.optim.AdamW(MODEL.parameters()).add_param_group, {"params": value}), TypeError, f"param_groups[1]['params'] {text}")
+        (
+            partial(ak.optim.AdamW(MODEL.parameters()).add_param_group, {"params": value}),
+            TypeError,
+            f"param_groups[1]['params'] {text}",
+        )
         for value, text in (
             (None, "has type NoneType; accepted: a tensor, model.parameters()"),
             (MODEL, "is a module; accepted: a tensor, model.parameters()"),
@@ -209,7 +225,11 @@ MISTAKES = [
         )
     ),
     *(
-        (partial(make, [{"param": [MODEL.weight]}]), KeyError, f"{make.__name__}: param_groups[0] has no 'params', only 'param'")
+        (
+            partial(make, [{"param": [MODEL.weight]}]),
+            KeyError,
+            f"{make.__name__}: param_groups[0] has no 'params', only 'param'",
+        )
         for make in (ak.optim.AdamW, ak.optim.Muon, ak.optim.LAMB)
     ),
     *(
@@ -231,10 +251,18 @@ MISTAKES = [
         for value, text in ((None, "NoneType"), (MODEL, "torch.nn.modules.linear.Linear"))
     ),
     *(
-        (partial(SCALER.load_state_dict, state), ValueError, "GradScaler.load_state_dict: state_dict has no 'scale', only 'st")
+        (
+            partial(SCALER.load_state_dict, state),
+            ValueError,
+            "GradScaler.load_state_dict: state_dict has no 'scale', only 'st",
+        )
         for state in ({"state": {}, "param_groups": []}, {"step": 3})
     ),
-    (lambda: ak.fp32_state_dict(None, None), TypeError, "fp32_state_dict: model has type NoneType; accepted: a torch.nn"),
+    (
+        lambda: ak.fp32_state_dict(None, None),
+        TypeError,
+        "fp32_state_dict: model has type NoneType; accepted: a torch.nn",
+    ),
     (_on_cuda, ak.BackendUnavailable, "the tensors are on cpu. Available here: "),
 ]
 
@@ -284,7 +312,9 @@ def _hooked(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-@pytest.mark.parametrize("prepared", [lambda optimizer: optimizer, _hooked, _scheduled, lambda o: _scheduled(_hooked(o))])
+@pytest.mark.parametrize(
+    "prepared", [lambda optimizer: optimizer, _hooked, _scheduled, lambda o: _scheduled(_hooked(o))]
+)
 @pytest.mark.parametrize("scaler", [None, ak.GradScaler("cpu")])
 def test_a_step_without_gradients_warns_once(prepared: Callable, scaler: ak.GradScaler | None) -> None:
     """It names the line of the program, through torch's wrappers of a step and the scaler."""

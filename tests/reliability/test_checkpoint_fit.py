@@ -64,22 +64,6 @@ def test_groups_and_sections(tmp_path):
         ak.checkpoint.load(tmp_path / "c.pt", scaler=ak.GradScaler("cpu"))
 
 
-@pytest.mark.parametrize(
-    ("given", "left"),
-    [
-        (["model"], "optimizer, scaler, scheduler, data"),
-        (["model", "optimizer", "data"], "scaler, scheduler"),
-        (["model", "optimizer", "scaler", "scheduler", "data"], None),
-        ([], None),
-    ],
-)
-def test_what_is_left_in_the_file_is_said(tmp_path, caplog, given, left):
-    loop = saved(tmp_path / "c.pt")
-    ak.checkpoint.load(tmp_path / "c.pt", **{name: loop.parts[name] for name in given})
-    expected = [f"checkpoint.load: {tmp_path / 'c.pt'} also has {left}, not restored: not given to load"] if left else []
-    assert [record.message for record in caplog.records] == expected
-
-
 @pytest.mark.parametrize("which", ["scheduler", "data"])
 def test_a_part_that_refuses_after_all_leaves_the_others_as_they_were(tmp_path, which):
     saved(tmp_path / "c.pt")

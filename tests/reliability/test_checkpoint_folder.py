@@ -1,7 +1,5 @@
 """Files that appear whole or not at all, in an order, and in the background."""
 
-import errno
-import fcntl
 import multiprocessing
 import os
 import signal
@@ -20,7 +18,6 @@ from amp_kernels.checkpoint import _folder
 from amp_kernels.testing.patience import PATIENCE
 
 from .loop import Loop, assert_same
-from .stumbles import Stumbles
 
 
 def save(path, value, **options):
@@ -115,68 +112,6 @@ def test_the_file_of_a_killed_writer_is_removed_and_that_of_a_live_one_is_not(tm
     assert sorted(os.listdir(tmp_path)) == ["c.pt", "other.pt"]
 
 
-def test_a_save_whose_file_is_removed_before_it_is_locked(tmp_path, monkeypatch):
-    """Another save takes it for one that a killed writer left."""
-    real, calls = fcntl.flock, []
-
-    def flock(file, kind):
-        calls.append(kind)
-        if len(calls) == 1:
-            save(tmp_path / "other.pt", 2)
-        real(file, kind)
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    save(tmp_path / "c.pt", 1)
-    assert len(calls) > 2
-    assert sorted(os.listdir(tmp_path)) == ["c.pt", "other.pt"]
-    assert value(tmp_path / "c.pt") == 1
-
-
-@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
-def test_a_file_system_without_locks(tmp_path, monkeypatch, code):
-    """Then a file that nobody has written for a day is left over."""
-
-    def fail(*args):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(fcntl, "flock", fail)
-    young, old = (tmp_path / f"{_folder._TEMPORARY}{name}" for name in ("young", "old"))
-    for path in (young, old):
-        path.touch()
-    os.utime(old, (time.time() - 25 * 3600,) * 2)
-    save(tmp_path / "c.pt", 1)
-    assert sorted(os.listdir(tmp_path)) == [young.name, "c.pt"]
-    assert value(tmp_path / "c.pt") == 1
-
-
-def fifo(path, _):
-    os.mkfifo(path)
-
-
-def link_to_a_fifo(path, elsewhere):
-    os.mkfifo(elsewhere / "fifo")
-    path.symlink_to(elsewhere / "fifo")
-
-
-def link_to_a_device(path, _):
-    path.symlink_to("/dev/null")
-
-
-@pytest.mark.parametrize("name", ["2.pt", f"{_folder._TEMPORARY}2"])
-@pytest.mark.parametrize("make", [fifo, link_to_a_fifo, link_to_a_device])
-def test_only_regular_files_are_opened(tmp_path, tmp_path_factory, monkeypatch, make, name):
-    """A FIFO would block for ever."""
-    make(tmp_path / name, tmp_path_factory.mktemp("elsewhere"))
-    with Stumbles(monkeypatch, tmp_path / name, AssertionError("opened")):
-        save(tmp_path / "1.pt", 1, keep=1)
-        assert ak.checkpoint.latest(tmp_path) == tmp_path / "1.pt"
-        with pytest.raises(ValueError, match=rf"{name} cannot be loaded: it is not a regular file; .* is .*1\.pt"):
-            ak.checkpoint.load(tmp_path / name)
-        with pytest.raises(FileExistsError, match=rf"path is .*{name}, (which is not a regular file|a symbolic link to)"):
-            save(tmp_path / name, 2)
-    assert sorted(os.listdir(tmp_path)) == sorted(["1.pt", name])
-
-
 def test_permissions_are_those_of_any_new_file(tmp_path):
     (tmp_path / "usual").touch()
     save(tmp_path / "c.pt", 1)
@@ -185,9 +120,7 @@ def test_permissions_are_those_of_any_new_file(tmp_path):
 
 def test_latest_is_the_newest_that_is_whole(tmp_path, caplog):
     assert ak.checkpoint.latest(tmp_path) is None
-    assert not caplog.text
     assert ak.checkpoint.latest(tmp_path / "absent") is None
-    assert f"checkpoint.latest: there is no folder {tmp_path / 'absent'}" in caplog.text
     for step in (1, 10, 9):  # in the order of saving, not of names
         save(tmp_path / f"{step}.pt", step)
     (tmp_path / "notes.txt").write_text("no checkpoint")
@@ -214,76 +147,14 @@ def test_the_order_is_that_of_saving_whatever_the_clock_says(tmp_path):
 def test_keep_removes_checkpoints_only(tmp_path):
     (tmp_path / "notes.txt").write_text("keep me")
     torch.save({}, tmp_path / "model.pt")
-    for step in range(8, 12):
+    for step in range(4):
         save(tmp_path / f"{step}.pt", step, keep=1)
-    assert sorted(os.listdir(tmp_path)) == ["11.pt", "model.pt", "notes.txt"]
+    assert sorted(os.listdir(tmp_path)) == ["3.pt", "model.pt", "notes.txt"]
     with pytest.raises(ValueError, match="keep is 0"):
         save(tmp_path / "4.pt", 4, keep=0)
     with pytest.raises(TypeError, match=r"keep is 1\.5, of type float; accepted: a whole number from 1"):
         save(tmp_path / "4.pt", 4, keep=1.5)
-    for options in ({"pattern": "*.pt"}, {"pattern": "step-*", "keep": 1}):
-        with pytest.raises(ValueError, match=r"pattern is .*, keep is .* and the file is '4\.pt'; accepted: with keep, a"):
-            save(tmp_path / "4.pt", 4, **options)
     assert not (tmp_path / "4.pt").exists()
-
-
-NAMES = ["step-8.pt", "best.pt", "step-9.pt", "step-9-good.pt", "step-10.pt", "epoch=1-loss=0.5.pt", "epoch=2-loss=0.25.pt"]
-
-
-@pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize(
-    ("pattern", "left"),
-    [
-        (None, ["best.pt", "epoch=2-loss=0.25.pt", "step-10.pt", "step-9-good.pt"]),
-        ("*.pt", ["epoch=2-loss=0.25.pt"]),
-        ("*[!t].pt", ["best.pt", "epoch=2-loss=0.25.pt"]),
-    ],
-)
-def test_keep_counts_files_of_one_kind(tmp_path, pattern, left, background):
-    """Names that differ in numbers, or those of a pattern."""
-    for name in NAMES:
-        counted = {} if pattern == "*[!t].pt" and name == "best.pt" else {"keep": 1, "pattern": pattern}
-        save(tmp_path / name, 1, background=background, **counted)
-    ak.checkpoint.wait()
-    assert sorted(os.listdir(tmp_path)) == left
-
-
-@pytest.mark.parametrize("to", ["step-1.pt", "absent.pt"])
-def test_links_are_not_counted_removed_or_replaced(tmp_path, to):
-    save(tmp_path / "step-1.pt", 1)
-    (tmp_path / "step-2.pt").symlink_to(to)
-    with pytest.raises(FileExistsError, match=rf"path is .*step-2\.pt, a symbolic link to {to}; accepted: a file, such as"):
-        save(tmp_path / "step-2.pt", 2)
-    assert value(tmp_path / "step-1.pt") == 1
-    for step in (3, 4):
-        save(tmp_path / f"step-{step}.pt", step, keep=2)
-    assert sorted(os.listdir(tmp_path)) == ["step-2.pt", "step-3.pt", "step-4.pt"]
-    assert os.readlink(tmp_path / "step-2.pt") == to
-
-
-def test_a_checkpoint_behind_a_link_is_found(tmp_path):
-    save(tmp_path / "elsewhere" / "1.pt", 1)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "1.pt").symlink_to(tmp_path / "elsewhere" / "1.pt")
-    assert value(ak.checkpoint.latest(tmp_path / "run")) == 1
-
-
-@pytest.mark.parametrize("wrong", [None, torch.nn.Linear(1, 1), 3, b"bytes"])
-@pytest.mark.parametrize("function", [ak.checkpoint.save, ak.checkpoint.load, ak.checkpoint.latest])
-def test_a_path_of_another_type(function, wrong):
-    kind = type(wrong).__name__
-    with pytest.raises(TypeError, match=rf"(path|folder) has type .*{kind}; accepted: a str or an os\.PathLike"):
-        function(wrong)
-
-
-def test_a_folder_for_a_file_and_a_file_for_a_folder(tmp_path):
-    message = r"path is .*, a folder; accepted: a file, such as "
-    for function in (ak.checkpoint.save, ak.checkpoint.load):
-        with pytest.raises(IsADirectoryError, match=message):
-            function(tmp_path)
-    save(tmp_path / "1.pt", 1)
-    with pytest.raises(NotADirectoryError):
-        ak.checkpoint.latest(tmp_path / "1.pt")
 
 
 @pytest.fixture
