@@ -4,7 +4,7 @@ pass over the moments themselves, so that a failure in between leaves nothing ch
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -40,20 +40,24 @@ class Copies:
         self.layout = torch.tensor(rows, dtype=torch.int64, device="cpu").view(layout.shape)
 
     def made(self, a: UpdateArguments) -> UpdateArguments:
-        """``a`` over copies of the moments and the counters."""
-        moments, blocks = [buffer[:0] for buffer in a.moments], len(a.steps)
-        for block, places in self._places.items():
-            for kind in range(block, len(moments), blocks):
-                if a.moments[kind].numel():
-                    moments[kind] = _copied(a.moments[kind], places)
-        return a._replace(moments=moments, steps=[buffer.clone() for buffer in a.steps])
+        """``a`` over copies of the moments and the counters, and of the masters, which have the same offsets. There are no shadows
+        and averages."""
+        blocks = len(a.steps)
+        absent = [a.emas[0][:0]] * blocks
+        return a._replace(
+            moments=[self._copied(buffer, i % blocks) for i, buffer in enumerate(a.moments)],
+            masters=[self._copied(buffer, i) for i, buffer in enumerate(a.masters)],
+            steps=[buffer.clone() for buffer in a.steps],
+            shadows=absent,
+            emas=absent,
+        )
 
-
-def _copied(buffer: Tensor, places: Iterable[tuple[int, int]]) -> Tensor:
-    pieces = [buffer[offset : offset + size] for offset, size in places]
-    if buffer.dtype == torch.uint8:
-        pieces += [exponents_at(buffer, offset, size) for offset, size in places]
-    return torch.cat(pieces)
+    def _copied(self, buffer: Tensor, block: int) -> Tensor:
+        places = self._places.get(block, []) if buffer.numel() else []
+        pieces = [buffer[offset : offset + size] for offset, size in places]
+        if buffer.dtype == torch.uint8:
+            pieces += [exponents_at(buffer, offset, size) for offset, size in places]
+        return torch.cat(pieces) if pieces else buffer[:0]
 
 
 def trial(op: UpdateOp, update: Update, part: slice) -> UpdateCall:
