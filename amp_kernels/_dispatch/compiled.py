@@ -9,6 +9,7 @@ learning rates.
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -51,15 +52,17 @@ class HasCompiledCalls:
         return []
 
 
-def compiled_call(keyword: str = "") -> Callable[[Method], Method]:
+def compiled_call(keyword: str = "", *others: str) -> Callable[[Method], Method]:
     """Make a method one op of compiled programs.
 
-    This applies to calls whose only arguments are an optimizer of this package and a number, ``keyword``. Any other call causes a
-    graph break.
+    This applies to calls whose only arguments are an optimizer of this package and a number, ``keyword`` or by one of the ``others``,
+    its other names. Any other call causes a graph break.
     """
 
     def decorate(method: Method) -> Method:
         name, untraced = method.__qualname__, torch._disable_dynamo(method)
+        parameter = inspect.signature(method).parameters.get(keyword)
+        by_keyword = parameter is not None and parameter.kind is parameter.KEYWORD_ONLY
         _methods[name] = method, keyword
 
         @functools.wraps(method)
@@ -75,7 +78,8 @@ def compiled_call(keyword: str = "") -> Callable[[Method], Method]:
                 len(numbers) > 1
                 or len(owners) > 1
                 or len(numbers) + len(owners) < len(given)
-                or any(key != keyword for key in kwargs)
+                or any(key not in (keyword, *others) for key in kwargs)
+                or (by_keyword and any(isinstance(value, (int, float)) for value in args))
                 or any(type(param) is not torch.nn.Parameter for param in params)
             ):
                 return untraced(self, *args, **kwargs)

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections import namedtuple
-from collections.abc import Callable, Iterable
+from collections import deque, namedtuple
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -106,6 +106,19 @@ class Op:
         if self.mutated:
             self._bump_versions(args, kwargs)
         return result
+
+    def in_cpp(self, args: tuple) -> Callable | None:
+        """A function without a line of Python that makes this call, below version counters; ``None`` if C++ does not serve it."""
+        tensor = first_tensor(args)
+        if (
+            self.composite
+            or type(tensor) not in PLAIN
+            or torch.compiler.is_compiling()
+            or any(map(_is_zerotensor, args))
+        ):
+            return None
+        overload = self._overloads.get(self._selected(tensor, args, {}))
+        return None if overload is None else overload._op
 
     def bound(self, function: Callable[[Any], Any]) -> Callable:
         """A function with the op's signature from one of a tuple that names all arguments, defaults included."""
@@ -228,6 +241,28 @@ class KernelOp:
                 return overload(*args)
         except RuntimeError as error:
             raise memory.translated(overload.name(), error) from None
+
+    def in_cpp(self, args: tuple) -> Callable:
+        return self._overloads[policy.requested_backend() == "emulate"]._op
+
+
+def call_together(calls: Sequence[tuple[Op | KernelOp, tuple]]) -> None:
+    """Make calls of ops that write in place. Where C++ serves them all, no line of Python runs from the first to the last, so that
+    an interrupt comes before or after them."""
+    functions = [op.in_cpp(args) for op, args in calls]
+    if not all(functions):
+        for op, args in calls:
+            op(*args)
+        return
+    bound = [functools.partial(function, *args) for function, (_, args) in zip(functions, calls, strict=True)]
+    try:
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            deque(map(functools.partial.__call__, bound), maxlen=0)
+    except RuntimeError as error:
+        raise memory.translated("step", error) from None
+    for op, args in calls:
+        if isinstance(op, Op):
+            op._bump_versions(args, {})
 
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # anything else needs the dispatcher

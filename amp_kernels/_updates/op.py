@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._dispatch.library import KernelOp, Sample, define
+from .._dispatch.library import KernelOp, Op, Sample, call_together, define
 from .arguments import VARIANTS, UpdateArguments, schema
 from .declaration import Declaration
 from .samples import sample
@@ -93,12 +93,16 @@ class UpdateOp:
 
     def step(self, arguments: UpdateArguments, table: Tensor | None = None) -> None:
         """Take the step, or half of it with ``squares``; from the addresses in ``table`` if there is one."""
+        op, values = self.bound(arguments, table)
+        op(*values)
+
+    def bound(self, arguments: UpdateArguments, table: Tensor | None) -> tuple[Op | KernelOp, tuple]:
+        """The variant of the op for such a step, and its arguments."""
         half = arguments.squares is not None
         values = VARIANTS[table is not None, half](arguments)
         if table is None:
-            (self.half_op if half else self.op)(*values)
-        else:
-            (self.half_of_table if half else self.of_table)(table, *values)
+            return (self.half_op if half else self.op), values
+        return (self.half_of_table if half else self.of_table), (table, *values)
 
     def reference(self, *args) -> None:
         arguments = UpdateArguments(*args)
@@ -162,6 +166,23 @@ class _Param:
     def store_moments(self, scalars: StepScalars, values: Iterable[Tensor]) -> None:
         for moment, value in zip(self._moments, values, strict=True):
             moment.store(scalars, value)
+
+
+class UpdateCall(NamedTuple):
+    """One call of an update op."""
+
+    op: UpdateOp
+    arguments: UpdateArguments
+    table: Tensor | None
+    kept: Sequence[Tensor] = ()  # what the table has addresses of and nothing else keeps alive
+
+
+def take_together(calls: Sequence[UpdateCall]) -> None:
+    """Make the calls of one step."""
+    if len(calls) == 1:
+        calls[0].op.step(calls[0].arguments, calls[0].table)
+    else:
+        call_together([call.op.bound(call.arguments, call.table) for call in calls])
 
 
 def _halves(samples: Iterable[Sample]) -> Iterator[Sample]:

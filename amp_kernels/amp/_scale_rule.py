@@ -75,7 +75,17 @@ def check_factors(growth_factor: float, backoff_factor: float) -> None:
 
 
 def check_state(state: dict[str, Any]) -> None:
-    """Refuse numbers of a checkpoint that torch's scaler would take and fail with later."""
+    """Refuse the state of another object, and numbers of a checkpoint that torch's scaler would take and fail with later."""
+    missing = [
+        key
+        for key in ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
+        if key not in state
+    ]
+    if missing:
+        raise ValueError(
+            f"GradScaler.load_state_dict: state_dict has no {missing[0]!r}, only {lists.some(list(map(repr, state)), most=4)}; "
+            "accepted: the state_dict of a gradient scaler"
+        )
     lists.check_number("GradScaler.load_state_dict", "scale", state["scale"], 0.0)
     lists.check_count("GradScaler.load_state_dict", "growth_interval", state["growth_interval"], 0)
 

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from .._checks import lists
+from .._checks.stack import users_line
+from .._checks.types import check_iterable, check_tensors_of
 from .._dispatch.devices import at, by_device
 from .._raw.check_and_norm import op as check_and_norm
 from .._raw.unscale import op as unscale_
@@ -65,13 +67,16 @@ def get_total_norm(
         RuntimeError: ``error_if_nonfinite`` and the norm is not finite.
         ValueError: DTensors are on several meshes and none contains the others; tensors on a part of a mesh differ between its parts and
             have no ``shard_group``; or torch would have to compute the norm over a ``shard_group``.
-        TypeError: the ``shard_group`` of a group is neither.
+        TypeError: ``tensors`` holds anything but tensors, or the ``shard_group`` of a group is neither.
 
     Examples:
         >>> ak.get_total_norm([torch.full((4,), 60_000.0, dtype=torch.float16), torch.zeros(3)])
         tensor(120000.)
     """
+    if not isinstance(tensors, Tensor):
+        check_iterable("get_total_norm: tensors", tensors, "a tensor, an iterable of tensors")
     tensors, declared = _flat("get_total_norm", [tensors] if isinstance(tensors, Tensor) else list(tensors))
+    check_tensors_of("get_total_norm: tensors", tensors)
     values = list(map(summed, tensors))
     pieces, agreement = list(map(local, values)), Agreement(values, shard_group, declared, are_grads=True)
     if not _fusible(pieces, norm_type, agreement):
@@ -128,18 +133,18 @@ def clip_grad_norm_(
     """
     if isinstance(parameters, Tensor):
         parameters = [parameters]
-    elif isinstance(parameters, torch.nn.Module) and not isinstance(parameters, torch.nn.ParameterList):
-        raise TypeError("clip_grad_norm_: parameters is a module; accepted: model.parameters(), a tensor")
     else:
+        check_iterable("clip_grad_norm_: parameters", parameters, "model.parameters(), a tensor")
         is_generator = isinstance(parameters, types.GeneratorType)
         parameters = list(parameters)
         if is_generator and not parameters:
             warnings.warn(
-                "`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=3
-            )  # the caller's line: no_grad adds a frame
+                "`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=users_line()
+            )
     if not isinstance(max_norm, Tensor):  # torch takes one, whose value only the device knows
         lists.check_number("clip_grad_norm_", "max_norm", max_norm, 0.0)
     parameters, declared = _flat("clip_grad_norm_", parameters)
+    check_tensors_of("clip_grad_norm_: parameters", parameters)
     agreement = Agreement(parameters, shard_group, declared)
     agreement.check("clip_grad_norm_")
     if float(norm_type) != math.inf:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import inspect
 import math
+import numbers
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -21,7 +23,8 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from .._checks import lists
-from .._checks.types import check_device_type
+from .._checks.stack import users_line
+from .._checks.types import check_device_type, check_mapping, type_name
 from .._dispatch.compiled import CompiledHandle, HasCompiledCalls, compiled_call
 from .._dispatch.devices import at, restorer
 from .._dispatch.switch import is_enabled
@@ -112,6 +115,13 @@ class GradScaler(HasCompiledCalls, _GradScaler):
     ) -> None:
         check_device_type("GradScaler", device)  # torch.cuda.amp.GradScaler begins with init_scale
         enabled = enabled and is_enabled()
+        if enabled and device == "cuda" and torch.cuda.amp.common.amp_definitely_not_available():
+            warnings.warn(
+                "GradScaler: device is 'cuda' and CUDA is not available, so the scaler is disabled; accepted: "
+                "GradScaler('cpu'), and enabled=False without this warning",
+                stacklevel=users_line(),
+            )
+            enabled = False
         # Set these even when disabled, so that torch's getters work.
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval = growth_interval
@@ -198,8 +208,11 @@ class GradScaler(HasCompiledCalls, _GradScaler):
             ValueError: a gradient is float16; dividing it in place could underflow. With an optimizer of this package,
                 ``step(optimizer, max_norm=...)`` clips such gradients without unscaling them in place.
             AssertionError: ``scale`` was not called before.
+            TypeError: ``optimizer`` is no optimizer.
         """
         if self._enabled:
+            if not isinstance(optimizer, Optimizer):
+                _check_optimizer("unscale_", optimizer)
             record_of(self._per_optimizer_states, optimizer)
         super().unscale_(optimizer)
 
@@ -219,8 +232,15 @@ class GradScaler(HasCompiledCalls, _GradScaler):
         self.skips.find_nonfinite(optimizer, None)
         return flags
 
-    @compiled_call("max_norm")
-    def step(self, optimizer: Optimizer, *args: Any, max_norm: float | None = None, **kwargs: Any) -> Any:
+    @compiled_call("max_norm", "max_grad_norm")
+    def step(
+        self,
+        optimizer: Optimizer,
+        *args: Any,
+        max_norm: float | None = None,
+        max_grad_norm: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Step the optimizer if its gradients are finite, clipping them first with ``max_norm``.
 
         Args:
@@ -229,7 +249,8 @@ class GradScaler(HasCompiledCalls, _GradScaler):
             max_norm: clip the total L2 norm of the unscaled gradients to this value, like
                 :func:`torch.nn.utils.clip_grad_norm_`. An optimizer of this package clips inside its update and does not write
                 ``.grad``; others unscale, clip, and step. Also applies when the scaler is disabled and when the gradients are
-                already unscaled.
+                already unscaled. An optimizer that has a ``max_grad_norm`` of its own is refused.
+            max_grad_norm: the same by the name of the optimizers' option.
 
         Returns:
             The result of ``optimizer.step``; ``None`` if the host skipped it.
@@ -238,9 +259,17 @@ class GradScaler(HasCompiledCalls, _GradScaler):
             RuntimeError: called twice since :meth:`update`, or with a closure.
             AssertionError: ``scale`` was not called before, or (optimizers that are not fused) no parameter has a
                 gradient.
-            ValueError: ``max_norm`` is negative or NaN, gradients of an optimizer that is not fused are float16, or parameters on
-                a part of a mesh differ between its parts and their group has no ``shard_group``.
+            ValueError: ``max_norm`` is negative or NaN, or given twice, here or in the optimizer; gradients of an optimizer that is
+                not fused are float16; or parameters on a part of a mesh differ between its parts and their group has no
+                ``shard_group``.
+            TypeError: ``optimizer`` is no optimizer, or a number stands where ``optimizer.step`` takes a closure.
         """
+        if not isinstance(optimizer, Optimizer):
+            _check_optimizer("step", optimizer)
+        if args:
+            _check_closure(optimizer, args[0])
+        if max_grad_norm is not None:
+            max_norm = _one_norm(max_norm, max_grad_norm)
         if max_norm is not None:
             lists.check_number("GradScaler.step", "max_norm", max_norm, 0.0)
         if self._enabled:
@@ -273,7 +302,7 @@ class GradScaler(HasCompiledCalls, _GradScaler):
     ) -> Any:
         """Step ``inner``, which is ``optimizer`` or wrapped by it. It writes its findings into the request."""
         self._agreements.check_declared(optimizer, inner)
-        request = inner.default_request()._replace(max_norm=max_norm)
+        request = inner.default_request(max_norm)
         state = self._per_optimizer_states[id(optimizer)] if self._enabled else None
         if state is not None and inner.unscale_grads and state["stage"] is OptState.READY:
             self.unscale_(optimizer)
@@ -370,8 +399,10 @@ class GradScaler(HasCompiledCalls, _GradScaler):
 
         Raises:
             RuntimeError: the dict is empty, that is, from a disabled scaler.
-            TypeError, ValueError: the scale or the growth interval is no number or out of range. Nothing was loaded.
+            TypeError, ValueError: the dict is the state of another object or no dict, or the scale or the growth interval is no
+                number or out of range. Nothing was loaded.
         """
+        check_mapping("GradScaler.load_state_dict", "state_dict", state_dict, "the state_dict of a gradient scaler")
         if self._enabled and state_dict:
             check_state(state_dict)
         super().load_state_dict(state_dict)
@@ -405,3 +436,29 @@ class GradScaler(HasCompiledCalls, _GradScaler):
     def report_replay(self) -> None:
         if self._enabled:
             self.skips.report(self._scale, [])
+
+
+def _check_optimizer(method: str, optimizer: object) -> None:
+    """Raise for a model, parameters or ``None``. An optimizer need not be torch's."""
+    if not (hasattr(optimizer, "param_groups") and callable(getattr(optimizer, "step", None))):
+        raise TypeError(
+            f"GradScaler.{method}: optimizer has type {type_name(optimizer)}; accepted: an optimizer, which has param_groups and "
+            "step"
+        )
+
+
+def _check_closure(optimizer: Optimizer, first: object) -> None:
+    """Raise if ``first``, the first argument of ``optimizer.step``, is a number in place of a closure."""
+    if isinstance(first, (numbers.Real, Tensor)) and "closure" in inspect.signature(optimizer.step).parameters:
+        raise TypeError(
+            f"GradScaler.step: the second argument is {first!r}, which is no argument of {type(optimizer).__name__}.step; accepted: "
+            f"max_norm={first!r}"
+        )
+
+
+def _one_norm(max_norm: float | None, max_grad_norm: float) -> float:
+    if max_norm is not None:
+        raise ValueError(
+            f"GradScaler.step: max_norm is {max_norm} and max_grad_norm, which is the same, {max_grad_norm}; accepted: one of them"
+        )
+    return max_grad_norm

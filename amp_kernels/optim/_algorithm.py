@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from .._raw._block8 import FIRST, SECOND, Code8
 from .._sharding.agreement import Agreement
 from .._updates.arguments import UpdateArguments
-from .._updates.op import UpdateOp
+from .._updates.op import UpdateCall, UpdateOp
 from .._updates.state import CAUTIOUS
 from ._launches import Launch
 from ._state import Place
@@ -21,20 +20,15 @@ SWITCHES = ("cautious", "decouple_lr")
 
 
 class Update(NamedTuple):
-    """One call of the update op, for the parameters of one device."""
+    """The update of the parameters of one device: the launch, and the arguments of the op."""
 
     launch: Launch
     arguments: UpdateArguments
 
-    def run(self, op: UpdateOp) -> None:
-        """Call the op and tell autograd what it has written."""
-        batch, _, table = self.launch
-        if table is None:
-            op.step(self.arguments)
-            torch.autograd.graph.increment_version(batch.sharded)
-        else:
-            op.step(self.arguments, table.tensor)
-            table.bump_versions()
+    @property
+    def table(self) -> Tensor | None:
+        """The addresses that replace the lists of tensors, if there are any."""
+        return None if self.launch.table is None else self.launch.table.tensor
 
 
 class Algorithm:
@@ -106,7 +100,7 @@ class Algorithm:
         """Further values of a group that a captured step keeps."""
         return ()
 
-    def launch(self, updates: list[Update], agreement: Agreement, groups: list[dict[str, Any]]) -> None:
-        """Update the parameters, device after device. ``groups`` are all of the optimizer's."""
-        for update in updates:
-            update.run(self.op)
+    def prepared(self, updates: list[Update], agreement: Agreement, groups: list[dict[str, Any]]) -> list[UpdateCall]:
+        """The calls that take the step, device after device; everything that may fail has been done. ``groups`` are all of the
+        optimizer's."""
+        return [UpdateCall(self.op, update.arguments, update.table) for update in updates]

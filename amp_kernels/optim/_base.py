@@ -18,6 +18,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from .._checks.types import check_mapping
 from .._dispatch.compiled import CompiledHandle, HasCompiledCalls, compiled_call
 from .._raw._split_master import join_master
 from .._sharding.agreement import Agreement
@@ -114,7 +115,8 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
         """As torch's, and refuses what the kernels cannot update.
 
         Raises:
-            TypeError: a parameter is not float16, bfloat16 or float32, or is a tensor subclass other than DTensor.
+            TypeError: a parameter is not float16, bfloat16 or float32, or is a tensor subclass other than DTensor. A frozen one may
+                be anything: the first step in which it has a gradient raises the same.
             ValueError: a hyper-parameter is out of range, NaN or unsupported, a key misspells an option, a parameter has gaps in
                 memory or is a DTensor whose pieces have to be summed (``Partial``), or torch's own reasons (a non-leaf
                 tensor, ...).
@@ -185,12 +187,22 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
             self._answer = answer
         return loss
 
-    def default_request(self) -> StepRequest:
-        """The step that the optimizer's options ask for, with the scale and flag that torch's scaler leaves in attributes."""
+    def default_request(self, max_norm: float | None = None) -> StepRequest:
+        """The step that the optimizer's options ask for, with the scale and flag that torch's scaler leaves in attributes.
+
+        Raises:
+            ValueError: a scaler gives a ``max_norm`` and the optimizer has a ``max_grad_norm``.
+        """
+        own = self._options.max_grad_norm
+        if max_norm is not None and own is not None:
+            raise ValueError(
+                f"GradScaler.step: max_norm is {max_norm} and max_grad_norm of {type(self).__name__} is {own}; accepted: one of them"
+            )
         found_inf = getattr(self, "found_inf", None)
         if not isinstance(found_inf, Tensor):
             found_inf = None  # torch's scaler leaves the int 0 if there are no gradients
-        return StepRequest(getattr(self, "grad_scale", None), found_inf, self._options.skip_nonfinite)
+        norm = own if max_norm is None else max_norm
+        return StepRequest(getattr(self, "grad_scale", None), found_inf, self._options.skip_nonfinite, norm)
 
     def step_on_request(self, request: StepRequest, step: Callable[[], Any]) -> tuple[Any, StepAnswer]:
         """Call ``step``, which steps this optimizer, and have that step follow the request of a gradient scaler.
@@ -260,8 +272,9 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
 
         Raises:
             ValueError: groups, shapes or keys do not fit. Nothing has been changed then.
-            TypeError: a hyper-parameter is no number, or a moment no tensor. Nor then.
+            TypeError: ``state_dict`` is no dict, a hyper-parameter no number, or a moment no tensor. Nor then.
         """
+        check_mapping(type(self).__name__, "state_dict", state_dict, "the state_dict of an optimizer")
         handle = self.register_load_state_dict_pre_hook(self._codec.shield)
         try:
             super().load_state_dict(state_dict)

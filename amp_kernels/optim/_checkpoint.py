@@ -90,6 +90,10 @@ class CheckpointCodec:
                 if loaded.get(param):
                     loaded[param] = {"step": step, **loaded[param]}
         self._refuse_moments_of_others(values for values in loaded.values() if isinstance(values, dict))
+        for group in groups:
+            for position, param in enumerate(group["params"]):
+                if loaded.get(param):
+                    self._checks.check_param(group, position)
         entries = [(group, param, loaded[param]) for group in groups for param in group["params"] if loaded.get(param)]
         others = {key: value for key, value in loaded.items() if key not in owned}
         return Loaded(entries, others, max_grad_norm, seed)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._checks.modules import check_module
 from .._checks.types import type_name
 from ._base import FusedOptimizer
 
@@ -30,7 +31,7 @@ def fp32_state_dict(model: torch.nn.Module, optimizer: FusedOptimizer, *, ema: b
         What ``model.state_dict()`` returns, metadata included.
 
     Raises:
-        TypeError: ``optimizer`` is not one of this package: masters elsewhere could not be found.
+        TypeError: ``model`` is no module, or ``optimizer`` not one of this package: masters elsewhere could not be found.
         ValueError: no parameter of the model is in the optimizer; or ``ema`` is set and no group has an ``ema_decay``.
 
     Examples:
@@ -42,6 +43,7 @@ def fp32_state_dict(model: torch.nn.Module, optimizer: FusedOptimizer, *, ema: b
         >>> torch.nn.Linear(4, 2).load_state_dict(averages)
         <All keys matched successfully>
     """
+    check_module("fp32_state_dict", model)
     if not isinstance(optimizer, FusedOptimizer):
         raise TypeError(
             f"fp32_state_dict: optimizer has type {type_name(optimizer)}; accepted: one of amp_kernels.optim (with any other "

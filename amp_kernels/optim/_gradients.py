@@ -88,7 +88,7 @@ class StepRequest(NamedTuple):
     grad_scale: Tensor | None = None  # the gradients are scaled by it
     found_inf: Tensor | None = None  # the flag of an earlier check: skip if above 0
     check: bool = False  # check the gradients and skip if one is not finite
-    max_norm: float | None = None  # clip to this norm; None: the optimizer's max_grad_norm
+    max_norm: float | None = None  # clip to this norm
     per_tensor: bool = False  # also report which gradients are not finite
 
 

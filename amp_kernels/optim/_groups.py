@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .._checks import lists
-from .._checks.types import type_name
+from .._checks.types import check_iterable, type_name
 from .._dispatch.devices import at
 from .._raw._block8 import BLOCK
 from .._sharding.local import is_dtensor, local
@@ -102,15 +102,29 @@ class GroupChecks:
                 )
 
     def check_params(self, group: dict[str, Any]) -> None:
-        """Raise unless the kernels can update every parameter of the group."""
-        for label, param in _labels(group):
-            self._check_param(f"{self._name}: {label}", param, group)
+        """Raise unless the kernels can update every parameter of the group that is trained. A frozen one may be of any dtype and
+        class: :meth:`check_param` looks at it once it has a gradient or a state."""
+        for position, param in enumerate(group["params"]):
+            if param.requires_grad:
+                self.check_param(group, position)
+
+    def check_param(self, group: dict[str, Any], position: int) -> None:
+        """Raise unless the kernels can update this parameter of the group."""
+        label = group["param_names"][position] if "param_names" in group else f"params[{position}]"
+        self._check_param(f"{self._name}: {label}", group["params"][position], group)
 
     def refuse_repeated(self, group: dict[str, Any], groups: list[dict[str, Any]]) -> None:
-        """Raise if a parameter of the new ``group`` is in it twice or in one of ``groups``. Its ``params`` become a list."""
-        params = group.get("params", ())
+        """Raise if the new ``group`` has no parameters, or one that is in it twice or in one of ``groups``. Its ``params`` become
+        a list."""
+        label = f"{self._name}: param_groups[{len(groups)}]"
+        if "params" not in group:
+            raise KeyError(
+                f"{label} has no 'params', only {', '.join(map(repr, group)) or 'nothing'}; accepted: a group with 'params'"
+            )
+        params = group["params"]
         if isinstance(params, set):
             return  # torch refuses it
+        check_iterable(f"{label}['params']", params, "a tensor, model.parameters(), model.named_parameters()")
         group["params"] = [params] if isinstance(params, Tensor) else list(params)
         known = {id(param): f"{label} of group {i}" for i, old in enumerate(groups) for label, param in _labels(old)}
         for label, param in _labels(group):
@@ -191,7 +205,7 @@ class GroupChecks:
                 f"{label} has type {type_name(param)}; accepted: plain tensors and DTensors "
                 f"(torch.optim.{self._name}(fused=True) takes it, also under this package's GradScaler)"
             )
-        if param.requires_grad and not is_lazy(param) and not lists.is_dense(local(param)):
+        if not is_lazy(param) and not lists.is_dense(local(param)):
             raise ValueError(
                 f"{label} is {lists.describe(local(param))}, which leaves gaps in memory or overlaps itself; "
                 "accepted: any order of dimensions that covers its memory once"

@@ -1,5 +1,7 @@
 """The matrices of parameters, and a Muon step over those of one batch: an elementwise pass that writes the 16-bit iterates,
-products over stacks of iterates of one shape, and an elementwise pass that moves the weights."""
+products over stacks of iterates of one shape, and two elementwise passes that move the weights and the momentum.
+
+The first pass works on a copy of the momentum, because the products take memory and may fail. The last two cannot."""
 
 from __future__ import annotations
 
@@ -11,58 +13,35 @@ import torch
 from torch import Tensor
 
 from .._updates.arguments import UpdateArguments
-from .._updates.op import UpdateOp
+from .._updates.op import UpdateCall, UpdateOp
 from .._updates.state import MAXIMIZE, STOCHASTIC, TABLE_DTYPES, TABLE_GRAD, TABLE_LAYOUT
 from ..ops.newton_schulz import ELEMENTS_TOGETHER, orthogonalized
 from ._launches import DeviceBatch, Launch
+from ._trial import PART_ELEMENTS, Copies
 
 ITERATE = torch.bfloat16  # has the range of float32: an iterate is a sum of gradients of any size
 RESULT = torch.float16  # as the last product rounds it on a GPU: it needs no range
-CHUNK_ELEMENTS = 2**27  # 256 MiB of iterates: the products of a chunk are still many waves
+CHUNK_ELEMENTS = PART_ELEMENTS  # 128 MiB of iterates: the products of a chunk are still many waves
 ALIGN = 64  # elements: a stack begins at 128 bytes
 
 
 class Matrices(NamedTuple):
     """The matrices of a parameter: all of one shape.
 
-    ``order`` of the dimensions comes before the reshape to a stack. ``stack`` is the stack's shape, that of the transposed matrices
-    if they are stored so in memory: Newton-Schulz commutes with transposition and with permutations of columns. ``packed``: memory is
-    this stack, element by element; otherwise the stack is a copy.
+    ``stack`` is their shape together, with the dimensions of the parameter in their own order whatever its strides, so that sums
+    come in the same order. ``packed``: memory is this stack, element by element; otherwise the stack is a copy.
     """
 
     rows: int
     columns: int
-    order: tuple[int, ...]
     stack: tuple[int, int, int]
     packed: bool
 
     @classmethod
     def of(cls, piece: Tensor, heads: int | None, flatten: bool) -> Matrices:
-        order = tuple(range(piece.dim()))
-        if flatten:
-            order = (0, *sorted(order[1:], key=lambda dim: -piece.stride(dim)))
-            rows, columns = piece.shape[0], math.prod(piece.shape[1:])
-        else:
-            rows, columns = piece.shape[-2:]
+        rows, columns = (piece.shape[0], math.prod(piece.shape[1:])) if flatten else piece.shape[-2:]
         rows //= heads or 1
-        stack = piece.numel() // (rows * columns), rows, columns
-        described = torch.empty_strided(piece.shape, piece.stride(), device="meta").permute(order)
-        try:
-            view = described.view(stack)
-        except RuntimeError:
-            return cls(rows, columns, order, stack, False)
-        if view.mT.is_contiguous() and not view.is_contiguous():
-            return cls(rows, columns, order, (stack[0], columns, rows), True)
-        return cls(rows, columns, order, stack, view.is_contiguous())
-
-    def gathered(self, tensor: Tensor) -> Tensor:
-        """The matrices of ``tensor``, shaped as the parameter, as a contiguous stack."""
-        return tensor.permute(self.order).reshape(self.stack).contiguous()
-
-    def scatter(self, stack: Tensor, tensor: Tensor) -> None:
-        """The inverse: write the matrices of a stack into ``tensor``."""
-        ordered = tensor.permute(self.order)
-        ordered.copy_(stack.view(ordered.shape))
+        return cls(rows, columns, (piece.numel() // (rows * columns), rows, columns), piece.is_contiguous())
 
 
 class Member(NamedTuple):
@@ -87,15 +66,25 @@ class Stack:
 
     def orthogonalize(self, iterates: Tensor, pieces: Sequence[Tensor]) -> Tensor:
         """The orthogonalized matrices, flat and in the order of ``iterates``."""
-        member = self.members[0]
-        call = *member.settings, RESULT
-        if member.matrices.packed:
+        first = self.members[0]
+        call = *first.settings, RESULT
+        if first.matrices.packed:
             return orthogonalized(iterates.view(self.shape), *call).view(-1)
-        piece, result = pieces[member.position], torch.empty_like(iterates, dtype=RESULT)
-        shape, strides = piece.shape, piece.stride()
-        stack = member.matrices.gathered(iterates.as_strided(shape, strides, iterates.storage_offset()))
-        member.matrices.scatter(orthogonalized(stack, *call), result.as_strided(shape, strides))
+        stack, result = iterates.new_empty(self.shape), torch.empty_like(iterates, dtype=RESULT)
+        self._copy(iterates, stack, pieces, gather=True)
+        self._copy(result, orthogonalized(stack, *call), pieces, gather=False)
         return result
+
+    def _copy(self, flat: Tensor, stack: Tensor, pieces: Sequence[Tensor], *, gather: bool) -> None:
+        """Between the matrices in the memory order of their parameters, and the stack."""
+        for member, offset in zip(self.members, self.offsets, strict=True):
+            piece = pieces[member.position]
+            inside = flat.as_strided(piece.shape, piece.stride(), flat.storage_offset() + offset)
+            matrices = stack.view(-1)[offset : offset + piece.numel()].view(piece.shape)
+            if gather:
+                matrices.copy_(inside)
+            else:
+                inside.copy_(matrices)
 
 
 class Orthogonalized(Protocol):
@@ -126,27 +115,41 @@ class Chunk:
         self.groups = list(dict.fromkeys(member.group for member in members))
         self.layouts = batch.layout[self.index], batch.layout[self.index]
         self.layouts[1][:, 3] = _integers([self.groups.index(member.group) for member in members])
+        self.copies = Copies(self.layouts[0], [batch.pieces[i].numel() for i in self.positions])
 
-    def step(self, op: UpdateOp, launch: Launch, arguments: UpdateArguments) -> None:
-        """Update the parameters. A skipped step orthogonalizes whatever the iterates' memory holds, for nothing."""
+    def prepared(self, op: UpdateOp, launch: Launch, arguments: UpdateArguments) -> list[UpdateCall]:
+        """The calls that move weights and momentum. A skipped step orthogonalizes whatever the iterates' memory holds, for
+        nothing."""
         batch = launch.batch
         flat = torch.empty(self.elements, dtype=ITERATE, device=batch.device)
         iterates = [flat[b : b + s.numel] for b, s in zip(self.begins, self.stacks, strict=True)]
-        self._pass(op, launch, self._before(batch, arguments), iterates, second=False)
+        before = self._before(batch, arguments)
+        if self.positions:
+            trial = self._call(op, launch, self.copies.made(before), iterates, self.copies.layout, second=False)
+            op.step(trial.arguments, trial.table)
+            del trial  # the products need memory
         results = [
             stack.orthogonalize(iterate, batch.pieces) for stack, iterate in zip(self.stacks, iterates, strict=True)
         ]
-        self._pass(op, launch, self._after(batch, arguments), results, second=True)
+        if not self.positions:
+            return []
+        unread = [result.view(ITERATE) for result in results]  # the weights have moved by then
+        return [
+            self._call(op, launch, self._after(batch, arguments), results, self.layouts[1], second=True),
+            self._call(op, launch, before, unread, self.layouts[0], second=False),
+        ]
 
     def _before(self, batch: DeviceBatch, a: UpdateArguments) -> UpdateArguments:
-        """Arguments of the first pass, whose weights are the iterates, rounded to nearest. The second one counts the step."""
+        """Arguments of a pass over the momentum, whose weights are the iterates, rounded to nearest. The one that moves the weights
+        counts the step."""
         absent = [batch.nothing] * len(batch.blocks)
         flags = [bits & ~STOCHASTIC for bits in a.flags]
         steps = [buffer.clone() for buffer in a.steps]
         return a._replace(steps=steps, masters=absent, shadows=absent, emas=absent, flags=flags)
 
     def _after(self, batch: DeviceBatch, a: UpdateArguments) -> UpdateArguments:
-        """Arguments of the second pass. Its gradients are neither scaled nor clipped, and have the sign of the first pass."""
+        """Arguments of the pass that moves the weights. Its gradients are neither scaled nor clipped, and have the sign of the
+        first pass."""
         ratio = list(batch.op.declared.options).index("ratio")
         count, options = len(batch.op.declared.options), []
         for group, value in self.groups:
@@ -164,14 +167,18 @@ class Chunk:
             flags=[a.flags[group] & ~MAXIMIZE for group in numbers],
         )
 
-    def _pass(
-        self, op: UpdateOp, launch: Launch, a: UpdateArguments, buffers: Sequence[Tensor], *, second: bool
-    ) -> None:
-        """One of the passes, with the flat ``buffers`` of the stacks for the weights, in the ``second`` for the gradients."""
+    def _call(
+        self,
+        op: UpdateOp,
+        launch: Launch,
+        a: UpdateArguments,
+        buffers: Sequence[Tensor],
+        layout: Tensor,
+        *,
+        second: bool,
+    ) -> UpdateCall:
+        """A pass with the flat ``buffers`` of the stacks for the weights, in the ``second`` for the gradients."""
         batch, grads, table = launch
-        layout = self.layouts[second]
-        if not self.positions:
-            return
         if table is not None:
             rows = table.tensor[self.index]
             column = TABLE_GRAD if second else 0
@@ -179,8 +186,7 @@ class Chunk:
             rows[:, column] = addresses[self.stack_of] + buffers[0].element_size() * self.offsets
             rows[:, column + 3] = TABLE_DTYPES[buffers[0].dtype]
             rows[:, TABLE_LAYOUT] = layout
-            op.step(a, rows)
-            return
+            return UpdateCall(op, a, rows, buffers)
         pieces = [batch.pieces[i] for i in self.positions]
         places = zip(pieces, self.stack_of.tolist(), self.offsets.tolist(), strict=True)
         views = [
@@ -188,7 +194,7 @@ class Chunk:
             for piece, i, offset in places
         ]
         grads = views if second else [grads[i] for i in self.positions]
-        op.step(a._replace(params=pieces if second else views, grads=grads, layout=layout))
+        return UpdateCall(op, a._replace(params=pieces if second else views, grads=grads, layout=layout), None)
 
 
 def _integers(values: Sequence[int]) -> Tensor:
@@ -200,7 +206,7 @@ def stacks_of(members: Sequence[Member], largest: int = ELEMENTS_TOGETHER) -> li
     by_shape: dict[tuple, list[list[Member]]] = {}
     for member in members:
         (_, *shape), size = member.matrices.stack, math.prod(member.matrices.stack)
-        key = (*shape, member.settings, None if member.matrices.packed else member.position)
+        key = (*shape, member.settings, member.matrices.packed)
         runs = by_shape.setdefault(key, [[]])
         room = largest - sum(math.prod(other.matrices.stack) for other in runs[-1])
         if runs[-1] and size > room:

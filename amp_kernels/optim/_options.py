@@ -15,7 +15,8 @@ from torch.distributed import ProcessGroup
 
 from .._checks import lists
 from .._checks.lists import HALF_DTYPES
-from .._checks.types import type_name
+from .._checks.stack import users_line
+from .._checks.types import check_iterable, type_name
 from .._sharding.agreement import check_declared
 from .._updates.state import MAX_SEED
 
@@ -40,8 +41,8 @@ class MixedPrecision(TypedDict, total=False):
             than 4096 elements, and those of which a row (all dimensions but the first) is no multiple of 32 elements, keep
             bfloat16, by their shape before any sharding; the logger ``amp_kernels`` names them at level DEBUG.
         max_grad_norm: clip the total L2 norm of all gradients to this in every step, as
-            :func:`torch.nn.utils.clip_grad_norm_` would, without writing them. ``scaler.step(opt, max_norm=...)`` has
-            precedence.
+            :func:`torch.nn.utils.clip_grad_norm_` would, without writing them. With it, ``scaler.step(opt, max_norm=...)`` is
+            refused.
         skip_nonfinite: skip, on the device, a step whose gradients are not all finite; for training without a scaler.
         ema_decay: keep an exponential moving average of each weight (Polyak and Juditsky, 1992), float32 whatever the
             parameter's dtype, in the shape of the parameter: ``ema += (1 - ema_decay) * (weight - ema)`` after every
@@ -167,12 +168,11 @@ def takes_options(init: Constructor) -> Constructor:
 
 def _check_arguments(optimizer: str, arguments: Mapping[str, Any], betas: int) -> None:
     """Raise for arguments that torch's constructors would fail on without naming them. ``betas`` are so many numbers."""
-    params = arguments.get("params")
-    is_module = isinstance(params, torch.nn.Module) and not isinstance(params, torch.nn.ParameterList)
-    kind = "a module" if is_module else "a state_dict" if isinstance(params, Mapping) else None
-    if kind is not None:
-        raise TypeError(
-            f"{optimizer}: params is {kind}; accepted: model.parameters(), model.named_parameters(), or a list of groups"
+    if "params" in arguments:
+        check_iterable(
+            f"{optimizer}: params",
+            arguments["params"],
+            "model.parameters(), model.named_parameters(), or a list of groups",
         )
     for name, value in arguments.items():
         if isinstance(value, str) and name not in _MAY_BE_TEXTS:
@@ -184,7 +184,7 @@ def _check_arguments(optimizer: str, arguments: Mapping[str, Any], betas: int) -
     if arguments.get("fused") is False:
         warnings.warn(
             f"{optimizer}: fused=False has no effect, because the step is always fused; torch.optim has unfused ones",
-            stacklevel=3,
+            stacklevel=users_line(),
         )
 
 

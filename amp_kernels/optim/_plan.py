@@ -11,14 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .._checks.stack import users_line
 from .._dispatch import policy
 from .._dispatch.capture import is_capturing
 from .._dispatch.devices import at, largest_flag
 from .._raw.check_and_norm import op as check_and_norm
 from .._sharding.agreement import Agreement, LatestAgreement, declared_in
-from .._sharding.local import local
+from .._sharding.local import is_dtensor, local
 from .._updates.arguments import UpdateArguments
+from .._updates.op import UpdateCall, take_together
 from ._algorithm import Algorithm, Update
 from ._gradients import GradientReader, StepAnswer, StepRequest, measure
 from ._groups import GroupChecks, HyperParameters, PackedGroups
@@ -56,7 +59,7 @@ class StepPlan:
         self._gradients = GradientReader(name, options)
         self._latest = LatestAgreement()
         self._warned = False
-        self.hyper = HyperParameters(algorithm, options, checks)
+        self._checks, self.hyper = checks, HyperParameters(algorithm, options, checks)
         self.forget()
 
     def forget(self) -> None:
@@ -86,9 +89,9 @@ class StepPlan:
             warnings.warn(
                 f"{self._name}: no parameter has a gradient, so the step changes nothing; accepted: a step after backward(), and "
                 "the parameters of the model that was trained",
-                stacklevel=3,
+                stacklevel=users_line(),
             )
-        max_norm = options.max_grad_norm if request.max_norm is None else request.max_norm
+        max_norm = request.max_norm
         staged = any(member.op.stage is not None for member in self._algorithm.members)
         if request.check or max_norm is not None or staged:
             self._agreement.check(self._name)
@@ -98,10 +101,17 @@ class StepPlan:
         if not is_norm_known:
             answer.sum_sq = None
         updates = [self._update(launch, groups, packed, request, answer, max_norm) for launch in launches]
+        calls: list[UpdateCall] = []
         for member in self._algorithm.members:
             own = [update for update in updates if update.launch.batch.op is member.op]
-            member.launch(own, self._agreement, groups)
+            # The first call may lack memory: not one after others whose memory has been used before.
+            calls = member.prepared(own, self._agreement, groups) + calls
+        take_together(calls)
         for batch, _, table in launches:
+            if table is not None:
+                table.bump_versions()
+            elif batch.sharded:
+                torch.autograd.graph.increment_version(batch.sharded)
             batch.shadows.stamp()
             batch.written.stamp()
             if options.zero_grads:
@@ -181,14 +191,15 @@ class StepPlan:
         """Check every gradient and look up the state of its parameter; adopt writes to parameters that have moved."""
         active, read, known = _Active(), self._gradients.read, self._store.places
         for index, group in enumerate(groups):
-            for param in group["params"]:
+            for position, param in enumerate(group["params"]):
                 shown_grad = param.grad
                 if shown_grad is None:
                     continue
                 piece = local(param)
                 place, shown = known.get(id(param)), state.get(param)
                 if place is None or place.state is not shown or place.signature != signature(param):
-                    # New, or moved or converted, or its state was replaced: adopt the shown state.
+                    # New, thawed, moved or converted, or its state was replaced: adopt the shown state.
+                    self._checks.check_param(group, position)
                     active.missing.append((group, param, self._store.current(param, state)))
                     place = None
                 elif place.address != piece.data_ptr():
@@ -233,7 +244,7 @@ class StepPlan:
     def conditions(self, groups: Groups, state: dict) -> tuple[list[Any], list[Any]]:
         """The conditions of a captured step: objects, to be compared by identity, and numbers."""
         params = list(chain.from_iterable([group["params"] for group in groups]))
-        places = [(param.data_ptr(), param.requires_grad) for param in params]
+        places = [(_address(param), param.requires_grad) for param in params]
         shared = [group.get("shard_group") for group in groups]
         return [self._batches, *state.values(), *params], [self.hyper.packed(groups).fixed_numbers(), places, shared]
 
@@ -250,3 +261,8 @@ class StepPlan:
             batch.shadows.stamp()
             batch.written.stamp()
         self._settle()
+
+
+def _address(param: Tensor) -> int:
+    """Where it is in memory; 0 for a frozen parameter of a class that has no memory of its own."""
+    return 0 if is_traceable_wrapper_subclass(param) and not is_dtensor(param) else param.data_ptr()

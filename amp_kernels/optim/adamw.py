@@ -45,7 +45,7 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
 
     Args:
         params: parameters, named parameters or group dicts; float32, float16 or bfloat16, dense, any devices, freely
-            mixed.
+            mixed. Frozen ones (``requires_grad=False``) of any dtype and class are kept and not stepped.
         lr: learning rate, a number or a one-element tensor (read on the device, so schedulers act on captured graphs
             too).
         betas: decay rates of the moments, two floats in [0, 1).
@@ -66,7 +66,7 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
 
     Raises:
         ValueError: a number is out of range or NaN, or an option is not among those accepted.
-        TypeError: a parameter is not of an accepted dtype, or sparse, or a tensor subclass.
+        TypeError: a parameter that is not frozen is not of an accepted dtype, or sparse, or a tensor subclass.
         RuntimeError: ``differentiable=True``, or ``fused=True`` together with ``foreach``.
 
     Examples:

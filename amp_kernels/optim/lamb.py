@@ -11,11 +11,13 @@ from torch.optim.optimizer import ParamsT
 from .._checks.types import type_name
 from .._sharding.agreement import Agreement
 from .._updates.lamb import lamb_
+from .._updates.op import UpdateCall
 from .._updates.state import ADAPT_ALL, NO_BIAS_CORRECTION
 from ._algorithm import Algorithm, Update
 from ._base import StandaloneOptimizer
 from ._gradients import home_device
 from ._options import MixedPrecision, takes_options
+from ._trial import parts_of, trial
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -38,25 +40,34 @@ class LAMBAlgorithm(Algorithm):
     def flags(self, group: dict[str, Any]) -> int:
         return (0 if group["bias_correction"] else NO_BIAS_CORRECTION) | (ADAPT_ALL if group["use_nvlamb"] else 0)
 
-    def launch(self, updates: list[Update], agreement: Agreement, groups: list[dict[str, Any]]) -> None:
+    def prepared(self, updates: list[Update], agreement: Agreement, groups: list[dict[str, Any]]) -> list[UpdateCall]:
         """In two halves where ranks hold pieces of a tensor, with one sum over the ranks in between. Copies of a piece count as
-        often as there are, which is as often for each piece of a tensor and cancels in its ratio."""
+        often as there are, which is as often for each piece of a tensor and cancels in its ratio.
+
+        The sum over the ranks may fail, so the sums of this one are taken from copies of the moments first.
+        """
         if not agreement.tensor_groups:
-            super().launch(updates, agreement, groups)
-            return
+            return super().prepared(updates, agreement, groups)
         params = [param for group in groups for param in group["params"]]
         device = updates[0].launch.batch.device if updates else home_device(agreement, params)
         sums = torch.zeros(len(params), 2, dtype=torch.float64, device=device)
-        for (batch, _, table), arguments in updates:
-            squares = torch.zeros(len(batch.params), 2, dtype=torch.float64, device=batch.device)
-            counters = [buffer.clone() for buffer in arguments.steps]  # only the second half may count
-            first = arguments._replace(steps=counters, squares=squares, second=False)
-            self.op.step(first, None if table is None else table.tensor)
-            sums.index_copy_(0, batch.rows.to(device), squares.to(device))
+        for update in updates:
+            batch, squares = update.launch.batch, []
+            for part in parts_of(batch):
+                squares.append(torch.zeros(len(batch.pieces[part]), 2, dtype=torch.float64, device=batch.device))
+                call = trial(self.op, update, part)
+                self.op.step(call.arguments._replace(squares=squares[-1], second=False), call.table)
+            sums.index_copy_(0, batch.rows.to(device), torch.cat(squares).to(device))
         sums = agreement.total(sums)
-        for launch, arguments in updates:
-            batch = launch.batch
-            Update(launch, arguments._replace(squares=sums.to(batch.device)[batch.rows])).run(self.op)
+        calls = []
+        for update in updates:
+            batch, arguments, table = update.launch.batch, update.arguments, update.table
+            counters = [buffer.clone() for buffer in arguments.steps]  # only the second half may count
+            of_batch = sums.to(batch.device)[batch.rows]
+            first = arguments._replace(steps=counters, squares=torch.zeros_like(of_batch), second=False)
+            second = arguments._replace(squares=of_batch)
+            calls += [UpdateCall(self.op, half, table) for half in (first, second)]
+        return calls
 
 
 class LAMB(StandaloneOptimizer):
@@ -85,7 +96,7 @@ class LAMB(StandaloneOptimizer):
 
     Raises:
         ValueError: a number is out of range or NaN, or an option is not among those accepted.
-        TypeError: a parameter is not of an accepted dtype, or sparse, or a tensor subclass.
+        TypeError: a parameter that is not frozen is not of an accepted dtype, or sparse, or a tensor subclass.
         RuntimeError: ``differentiable=True``, or ``fused=True`` together with ``foreach``.
 
     Examples:

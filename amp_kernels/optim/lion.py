@@ -36,7 +36,7 @@ class Lion(StandaloneOptimizer):
 
     Raises:
         ValueError: a number is out of range or NaN, or an option is not among those accepted.
-        TypeError: a parameter is not of an accepted dtype, or sparse, or a tensor subclass.
+        TypeError: a parameter that is not frozen is not of an accepted dtype, or sparse, or a tensor subclass.
         RuntimeError: ``differentiable=True``, or ``fused=True`` together with ``foreach``.
 
     Examples:

@@ -17,6 +17,7 @@ from .._sharding.local import is_dtensor, local
 from .._sharding.pieces import holders_of, sharded_dims
 from .._updates.adamw import adamw_
 from .._updates.muon import muon_
+from .._updates.op import UpdateCall
 from .._updates.state import NESTEROV
 from ..ops.newton_schulz import KELLER_JORDAN, Coefficients, triples_of
 from ._algorithm import SWITCHES, Algorithm, Update
@@ -110,25 +111,23 @@ class MuonAlgorithm(Algorithm):
         coefficients = tuple(triples_of(group["ns_coefficients"], group["ns_steps"]))
         return coefficients, *(group[key] for key in ("eps", "adjust_lr_fn", "heads", "flatten"))
 
-    def launch(self, updates: list[Update], agreement: Agreement, groups: list[dict[str, Any]]) -> None:
+    def prepared(self, updates: list[Update], agreement: Agreement, groups: list[dict[str, Any]]) -> list[UpdateCall]:
+        calls: list[UpdateCall] = []
         trained = [param.requires_grad for group in groups for param in group["params"]] if agreement else None
         key = trained, [self.constants(group) for group in groups if self.of(group) is self]
         for launch, arguments in updates:
-            batch, _, table = launch
+            batch = launch.batch
             if batch.prepared is None or batch.prepared[0] != key:
                 positions = {number: position for position, number in enumerate(batch.numbers)}
                 own, exchanges = self._members(groups, positions, batch.device)
                 batch.prepared = key, [*chunks_of(batch, own), *(Chunk(batch, [exchange]) for exchange in exchanges)]
             for chunk in batch.prepared[1]:
-                chunk.step(self.op, launch, arguments)
-            if table is not None:
-                table.bump_versions()
-            else:
-                torch.autograd.graph.increment_version(batch.sharded)
+                calls += chunk.prepared(self.op, launch, arguments)
         if agreement and not updates:  # a rank without gradients takes part
             device = home_device(agreement, [param for group in groups for param in group["params"]])
             for exchange in self._members(groups, {}, device)[1]:
                 exchange.orthogonalize(torch.empty(exchange.numel, dtype=ITERATE, device=device), ())
+        return calls
 
     def _members(
         self, groups: list[dict[str, Any]], positions: dict[int, int], device: torch.device
@@ -169,7 +168,8 @@ class Muon(FusedOptimizer, torch.optim.Muon):
     """:class:`torch.optim.Muon` over stacks of matrices, with AdamW for other parameters in the same step.
 
     A step is one pass over gradients and momentum, which writes 16-bit iterates; matrix products over all matrices of one
-    shape together (:func:`amp_kernels.newton_schulz`); and one pass that moves weights, masters and 16-bit copies::
+    shape together (:func:`amp_kernels.newton_schulz`); and, once these can no longer fail, one pass that moves weights, masters
+    and 16-bit copies and one that moves the momentum::
 
         momentum_buffer = lerp(momentum_buffer, grad, 1 - momentum)
         u = lerp(grad, momentum_buffer, momentum) if nesterov else momentum_buffer
@@ -177,8 +177,9 @@ class Muon(FusedOptimizer, torch.optim.Muon):
 
     Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; Liu et al., "Muon is scalable for LLM
     training", 2025. The step's length does not depend on the size of the gradients. Checkpoints are interchangeable with
-    torch's in both directions. A step needs memory for the iterates of at most 2^27 elements, or of the largest parameter,
-    and for their products, and keeps none of it.
+    torch's in both directions. A step needs two bytes an element of its matrices, and memory for the iterates, the momentum and
+    the products of at most 2^26 elements or of the largest parameter; it keeps none of it. In float32 the strides of a parameter
+    do not change its values.
 
     Args:
         params: as in :class:`AdamW`; matrices ``[rows, columns]`` or stacks of them, ``[n, rows, columns]``. Embeddings,
@@ -206,7 +207,7 @@ class Muon(FusedOptimizer, torch.optim.Muon):
 
     Raises:
         ValueError: a number is out of range or NaN, an option is not among those accepted, or a parameter is no matrix.
-        TypeError: a parameter is not of an accepted dtype, or sparse, or a tensor subclass.
+        TypeError: a parameter that is not frozen is not of an accepted dtype, or sparse, or a tensor subclass.
 
     Examples:
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))

@@ -71,8 +71,10 @@ def test_options_that_are_no_numbers(option, value):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what happens without CUDA")
 def test_without_cuda_it_warns_and_is_disabled():
-    with pytest.warns(UserWarning, match="CUDA is not available"):
+    said = r"^GradScaler: device is 'cuda' and CUDA is not available, so .* accepted: GradScaler\('cpu'\)"
+    with pytest.warns(UserWarning, match=said) as caught:
         scaler = GradScaler()
+    assert [warning.filename for warning in caught] == [__file__]
     assert not scaler.is_enabled()
 
 

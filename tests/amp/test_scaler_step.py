@@ -52,22 +52,34 @@ def test_max_norm_is_unscale_clip_step(make, max_norm, state):
     assert gap(ours, theirs) <= 2e-6
 
 
-def test_max_norm_has_precedence_over_the_optimizers_own():
-    ours, theirs = model(), model()
-    one, two = SGD(ours.parameters(), max_grad_norm=1e-3, lr=1.0), SGD(theirs.parameters(), lr=1.0)
-    scaler, reference = GradScaler("cpu", init_scale=4.0), GradScaler("cpu", init_scale=4.0)
-    for m, o, s in ((ours, one, scaler), (theirs, two, reference)):
-        s.scale(m(batches(1)[0]).square().mean()).backward()
-        s.step(o, max_norm=0.5)
-        s.update()
-    assert gap(ours, theirs) == 0
-    scaler.scale(ours(batches(1)[0]).square().mean()).backward()
-    before = copy.deepcopy(ours)
-    scaler.step(one)  # now the optimizer's own: at most 1e-3 far
-    moved = (
-        sum((a - b).square().sum() for a, b in zip(ours.parameters(), before.parameters(), strict=True)).sqrt().item()
-    )
-    assert moved == pytest.approx(1e-3, rel=1e-3)
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("key", ["max_norm", "max_grad_norm"])
+def test_a_max_norm_beside_the_optimizers_own_is_refused(enabled, key):
+    """Neither is silently the other; without it the optimizer's counts."""
+    m = model()
+    optimizer, scaler = SGD(m.parameters(), max_grad_norm=1e-3, lr=1.0), GradScaler("cpu", 4.0, enabled=enabled)
+    scaler.scale(m(batches(1)[0]).square().mean()).backward()
+    before = copy.deepcopy(m)
+    with pytest.raises(ValueError, match=r"max_norm is 0\.5 and max_grad_norm of SGD is 0\.001; accepted: one of them"):
+        scaler.step(optimizer, **{key: 0.5})
+    assert gap(m, before) == 0
+    scaler.step(optimizer)
+    moved = sum((a - b).square().sum() for a, b in zip(m.parameters(), before.parameters(), strict=True)).sqrt()
+    assert moved.item() == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("make", [SGD, torch.optim.SGD])
+def test_max_grad_norm_is_another_name_of_max_norm(make):
+    ends = []
+    for key in ("max_norm", "max_grad_norm"):
+        m = model()
+        optimizer, scaler = make(m.parameters(), lr=1.0), GradScaler("cpu", 4.0)
+        scaler.scale(m(batches(1)[0]).square().mean()).backward()
+        scaler.step(optimizer, **{key: 1e-2})
+        ends.append(m)
+    assert gap(*ends) == 0
+    with pytest.raises(ValueError, match=r"max_norm is 1.0 and max_grad_norm, which is the same, 2.0; accepted: one"):
+        GradScaler("cpu").step(make(model().parameters(), lr=1.0), max_norm=1.0, max_grad_norm=2.0)
 
 
 @pytest.mark.parametrize("max_norm", [-1.0, float("nan")])

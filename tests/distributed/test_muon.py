@@ -8,6 +8,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import amp_kernels as ak
+from amp_kernels._sharding.agreement import Agreement
 from amp_kernels._sharding.local import local
 from amp_kernels._sharding.pieces import holders_of
 from amp_kernels.optim import _exchange, _matrices
@@ -70,6 +71,52 @@ def test_bits_and_collectives(ranks):
         for case, (difference, collectives) in found.items():
             assert difference == 0.0, case
             assert collectives == {"experts": 0, "flattened": 2, "heads": 2, "rows of experts": 2}.get(case, 4), case
+
+
+def failing_calls(name, options):
+    """Whether nothing changes in a step whose call number ``n`` of other ranks fails on all of them, and whether the step is that of a
+    twin once it is taken again."""
+    place, method = {"Muon": (dist, "all_to_all_single"), "LAMB": (Agreement, "total")}[name]
+    shapes, called = [*SHAPES, (64, 64)], getattr(place, method)
+    mine, twins = ([placed(value, everyone(), [Shard(0)]) for value in weights(shapes)] for _ in range(2))
+    ours, theirs = (getattr(ak.optim, name)(params, lr=0.02, **options) for params in (mine, twins))
+
+    def held():
+        states = [value for state in ours.state.values() for value in state.values()]
+        return [local(tensor).detach().clone() for tensor in [*mine, *states]]
+
+    unchanged = []
+    for step in range(4):
+        for p, q, grad in zip(mine, twins, weights(shapes, seed=step + 1), strict=True):
+            p.grad = q.grad = placed(grad, everyone(), [Shard(0)]).data
+        before, left = held(), [step]
+
+        def fails(*args, left=left, **kwargs):
+            left[0] -= 1
+            if left[0] < 0:
+                raise RuntimeError("lost")
+            return called(*args, **kwargs)
+
+        setattr(place, method, fails)
+        try:
+            ours.step()
+        except RuntimeError:
+            unchanged.append(all(map(torch.equal, before, held())))  # the state is there after the first step
+            setattr(place, method, called)
+            ours.step()
+        finally:
+            setattr(place, method, called)
+        theirs.step()
+    return unchanged, all(map(torch.equal, map(local, mine), map(local, twins)))
+
+
+@pytest.mark.parametrize(("name", "least"), [("Muon", 4), ("LAMB", 1)])
+@pytest.mark.parametrize("options", [{}, {"state_dtype": "8bit"}, {"state_dtype": torch.bfloat16}])
+def test_a_step_whose_ranks_lose_each_other_changes_nothing(ranks, name, least, options):
+    for unchanged, same in ranks.run(failing_calls, name, options):
+        assert len(unchanged) >= least
+        assert all(unchanged)
+        assert same
 
 
 def travels():

@@ -231,21 +231,27 @@ def test_a_skipped_step_leaves_every_bit(bad, which, kept):
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_each_pass_has_the_flags_and_scalars_that_concern_it(monkeypatch, compiled):
-    """Iterates are rounded to nearest; the second pass neither unscales, clips nor negates again."""
-    calls, step = [], muon_.step
+    """Iterates are rounded to nearest; the pass that moves weights neither unscales, clips nor negates again, and the momentum moves
+    as in the trial."""
+    calls, bound = [], muon_.bound
 
-    def spy(arguments, table=None):
+    def spy(arguments, table):
         calls.append(arguments)
-        step(arguments, table)
+        return bound(arguments, table)
 
-    monkeypatch.setattr(muon_, "step", spy)
+    monkeypatch.setattr(muon_, "bound", spy)
     options = {"master_weights": "none", "maximize": True, "max_grad_norm": 1.0, "nesterov": False}
     params, optimizer = trained([(8, 8), (8, 4)], 3 * compiled, dtype=bf16, **options)
     calls.clear()
     scaler = ak.GradScaler("cpu", init_scale=4.0)
     scaler.scale(sum(p.sum() for p in params)).backward()
     scaler.step(optimizer)
-    before, after = calls
+    trial, after, before = calls
+    assert [
+        name
+        for name in ("grad_scale", "sum_sq", "found_inf", "options", "flags", "seed")
+        if getattr(trial, name) is not getattr(before, name)
+    ] == []
     assert (before.flags, set(after.flags)) == ([MAXIMIZE], {STOCHASTIC})
     assert None not in (before.grad_scale, before.sum_sq, before.found_inf, after.found_inf)
     assert (after.grad_scale, after.sum_sq) == (None, None)

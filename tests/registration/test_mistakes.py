@@ -96,7 +96,8 @@ def _on_cuda() -> None:
         ak.matmul(X, W.t())
 
 
-MODEL = _model()
+MODEL, SCALER = _model(), ak.GradScaler("cpu")
+SCALER.scale(torch.ones(()))
 MISTAKES = [
     (lambda: ak.optim.AdamW(MODEL, lr=1e-3), TypeError, "AdamW: params is a module; accepted: model.parameters()"),
     (
@@ -207,6 +208,80 @@ MISTAKES = [
         "vocab_parallel_cross_entropy: group is None without an initialised process group; accepted: a process group",
     ),
     (lambda: ak.swiglu(X, X), TypeError, "swiglu: got 2 tensors; accepted: one, [..., 2 F], gates before values"),
+    *(
+        (
+            partial(make, MODEL),
+            TypeError,
+            f"GradScaler.{make.__name__}: optimizer has type torch.nn.modules.linear.Linear; acc",
+        )
+        for make in (SCALER.step, SCALER.unscale_)
+    ),
+    (
+        lambda: SCALER.step(None),
+        TypeError,
+        "GradScaler.step: optimizer has type NoneType; accepted: an optimizer, which has",
+    ),
+    *(
+        (
+            partial(SCALER.step, make(MODEL.parameters(), lr=1e-3), 1.0),
+            TypeError,
+            "second argument is 1.0, which is no argument of",
+        )
+        for make in (ak.optim.AdamW, torch.optim.AdamW)
+    ),
+    (lambda: ak.optim.AdamW(None), TypeError, "AdamW: params has type NoneType; accepted: model.parameters()"),
+    (lambda: ak.optim.Muon(3), TypeError, "Muon: params has type int; accepted: model.parameters()"),
+    *(
+        (
+            partial(ak.optim.AdamW(MODEL.parameters()).add_param_group, {"params": value}),
+            TypeError,
+            f"param_groups[1]['params'] {text}",
+        )
+        for value, text in (
+            (None, "has type NoneType; accepted: a tensor, model.parameters()"),
+            (MODEL, "is a module; accepted: a tensor, model.parameters()"),
+            (MODEL.state_dict(), "is a state_dict; accepted"),
+        )
+    ),
+    *(
+        (
+            partial(make, [{"param": [MODEL.weight]}]),
+            KeyError,
+            f"{make.__name__}: param_groups[0] has no 'params', only 'param'",
+        )
+        for make in (ak.optim.AdamW, ak.optim.Muon, ak.optim.LAMB)
+    ),
+    *(
+        (partial(function, value, *more), TypeError, f"{function.__name__}: {text}")
+        for function, name, more in (
+            (ak.clip_grad_norm_, "parameters", (1.0,)),
+            (ak.get_total_norm, "tensors", ()),
+        )
+        for value, text in (
+            (None, f"{name} has type NoneType; accepted: "),
+            (MODEL.state_dict(), f"{name} is a state_dict; accepted"),
+            ([MODEL.weight, None], f"{name}[1] has type NoneType; accepted: a tensor"),
+            (MODEL.named_parameters(), f"{name}[0] has type tuple; accepted: a tensor"),
+        )
+    ),
+    *(
+        (partial(load, value), TypeError, f"state_dict has type {text}; accepted: the state_dict of a")
+        for load in (ak.optim.AdamW(MODEL.parameters()).load_state_dict, SCALER.load_state_dict)
+        for value, text in ((None, "NoneType"), (MODEL, "torch.nn.modules.linear.Linear"))
+    ),
+    *(
+        (
+            partial(SCALER.load_state_dict, state),
+            ValueError,
+            "GradScaler.load_state_dict: state_dict has no 'scale', only 'st",
+        )
+        for state in ({"state": {}, "param_groups": []}, {"step": 3})
+    ),
+    (
+        lambda: ak.fp32_state_dict(None, None),
+        TypeError,
+        "fp32_state_dict: model has type NoneType; accepted: a torch.nn",
+    ),
     (_on_cuda, ak.BackendUnavailable, "the tensors are on cpu. Available here: "),
 ]
 
@@ -246,18 +321,40 @@ def test_scripted_modules_inside_a_model_stay() -> None:
     assert type(model[1]) is ak.nn.Linear
 
 
-def test_a_step_without_gradients_warns_once() -> None:
-    optimizer = ak.optim.AdamW(torch.nn.Linear(2, 2).parameters())
-    with pytest.warns(UserWarning, match="AdamW: no parameter has a gradient, so the step changes nothing"):
-        optimizer.step()
+def _scheduled(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    torch.optim.lr_scheduler.ConstantLR(optimizer)
+    return optimizer
+
+
+def _hooked(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    optimizer.register_step_pre_hook(lambda *_: None)
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    "prepared", [lambda optimizer: optimizer, _hooked, _scheduled, lambda o: _scheduled(_hooked(o))]
+)
+@pytest.mark.parametrize("scaler", [None, ak.GradScaler("cpu")])
+def test_a_step_without_gradients_warns_once(prepared: Callable, scaler: ak.GradScaler | None) -> None:
+    """It names the line of the program, through torch's wrappers of a step and the scaler."""
+    optimizer = prepared(ak.optim.AdamW(torch.nn.Linear(2, 2).parameters()))
+    if scaler is not None:
+        scaler.scale(torch.ones(()))
+    step = optimizer.step if scaler is None else partial(scaler.step, optimizer)
+    with pytest.warns(UserWarning, match="AdamW: no parameter has a gradient, so the step changes nothing") as caught:
+        step()
+    assert [warning.filename for warning in caught] == [__file__]
+    if scaler is not None:
+        scaler.update()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         optimizer.step()
 
 
 def test_an_unfused_step_is_not_promised() -> None:
-    with pytest.warns(UserWarning, match="Lion: fused=False has no effect"):
+    with pytest.warns(UserWarning, match="Lion: fused=False has no effect") as caught:
         ak.optim.Lion(_model().parameters(), fused=False)
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 @pytest.mark.parametrize(("value", "printed"), [("Yes", "False"), ("on", "False"), ("0", "True"), ("off", "True")])

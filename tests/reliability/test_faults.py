@@ -3,17 +3,20 @@ never saw the fault."""
 
 import collections
 import copy
+import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_kernels as ak
 from amp_kernels._dispatch import nodes
 from amp_kernels._raw import check_and_norm
 from amp_kernels.amp._records import record_of
+from amp_kernels.optim import _matrices
 from amp_kernels.testing.bits import assert_same_bits
 from amp_kernels.testing.generators import normal
 
@@ -387,3 +390,110 @@ def test_other_errors_stay_what_they_are():
     with pytest.raises(Exception, match="must have dtype") as caught:
         check_and_norm.op([torch.ones(3, dtype=torch.int64)])
     assert not isinstance(caught.value, torch.OutOfMemoryError)
+
+
+# ---- a step of several passes ----
+
+
+class FaultAt(TorchDispatchMode):
+    """The operation number ``count`` that torch runs fails before it does anything, as one that gets no memory."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.left = count
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.left -= 1
+        if self.left == -1:
+            raise torch.OutOfMemoryError(str(func))
+        return func(*args, **kwargs or {})
+
+
+#: What moves weights and moments comes last, without memory that the step has not had before, and cannot fail.
+LAST = re.compile(r"muon_|adamw_|increment|_foreach_zero_")
+MUONS = {
+    "float32": (torch.float32, {}),
+    "chunks": (torch.float32, {"ema_decay": 0.9}),
+    "split": (torch.bfloat16, {"master_weights": "split", "max_grad_norm": 0.5}),
+    "8 bits": (torch.bfloat16, {"state_dtype": "8bit", "master_weights": "none", "seed": 3}),
+}
+
+
+def muon(dtype, options):
+    """Matrices of several shapes and orders in memory, and AdamW's groups, with their gradients of a step."""
+    shapes = [(64, 64), (64, 96), (16, 24), (64, 64)]
+    matrices = [torch.nn.Parameter(normal(*shape, dtype=dtype, seed=i)) for i, shape in enumerate(shapes)]
+    matrices.append(torch.nn.Parameter(normal(24, 16, dtype=dtype, seed=8).t()))
+    vectors = [torch.nn.Parameter(normal(24, dtype=dtype, seed=9))]
+    groups = [{"params": matrices}, {"params": vectors, "algorithm": "adamw"}]
+    return ak.optim.Muon(groups, lr=2.0**-5, **options), [*matrices, *vectors]
+
+
+def set_grads(params, batch):
+    for i, param in enumerate(params):
+        param.grad = torch.empty_like(param).copy_(normal(*param.shape, dtype=param.dtype, seed=100 * batch + i))
+
+
+def of(optimizer, params):
+    return dict(flat({"weights": [param.detach() for param in params], "optimizer": optimizer.state_dict()}))
+
+
+def muon_after(dtype, options, batches):
+    optimizer, params = muon(dtype, options)
+    for batch in batches:
+        set_grads(params, batch)
+        optimizer.step()
+    return optimizer, params
+
+
+@pytest.mark.parametrize("kind", MUONS)
+@pytest.mark.parametrize("taken", [0, 1, 3])
+@pytest.mark.parametrize("every", [41, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_a_muon_step_that_gets_no_memory_anywhere(monkeypatch, kind, taken, every):
+    """Nothing has been changed, and the step is right once it is taken again."""
+    if kind == "chunks":
+        monkeypatch.setattr(_matrices, "CHUNK_ELEMENTS", 5000)
+    expected = of(*muon_after(*MUONS[kind], range(taken + 2)))
+    for place in range(7 * taken % every, 10**6, every):
+        optimizer, params = muon_after(*MUONS[kind], range(taken))
+        before = of(optimizer, params)
+        set_grads(params, taken)
+        try:
+            with FaultAt(place):
+                optimizer.step()
+        except torch.OutOfMemoryError as error:
+            if LAST.search(str(error)):
+                break
+            after = of(optimizer, params)
+            assert_same({key: after[key] for key in before}, before)
+            optimizer.step()
+        else:
+            break
+        set_grads(params, taken + 1)
+        optimizer.step()
+        assert_same(of(optimizer, params), expected)
+    assert place > 100
+
+
+@pytest.mark.parametrize("kind", MUONS)
+@pytest.mark.parametrize("taken", [0, 3])
+@pytest.mark.parametrize("every", [397, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_an_interrupt_anywhere_in_a_muon_step(monkeypatch, kind, taken, every):
+    """Either the step was taken or it was not."""
+    if kind == "chunks":
+        monkeypatch.setattr(_matrices, "CHUNK_ELEMENTS", 5000)
+    ends = [of(*muon_after(*MUONS[kind], [*range(taken), *batches, 8])) for batches in ([], [7])]
+    for line in range(0, 10**6, every):
+        optimizer, params = muon_after(*MUONS[kind], range(taken))
+        set_grads(params, 7)
+        try:
+            with InterruptAt(line):
+                optimizer.step()
+        except KeyboardInterrupt:
+            set_grads(params, 8)
+            optimizer.step()
+            end = of(optimizer, params)
+            assert any(is_same(end, expected) for expected in ends), f"line {line}"
+        else:
+            break
+    assert line > 300
