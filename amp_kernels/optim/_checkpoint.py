@@ -51,9 +51,7 @@ class CheckpointCodec:
 
     # ---- to a checkpoint ----
 
-    def export(
-        self, groups: list[dict[str, Any]], state_dict: dict[str, Any], join: Join, keep_codes: bool
-    ) -> None:
+    def export(self, groups: list[dict[str, Any]], state_dict: dict[str, Any], join: Join, keep_codes: bool) -> None:
         """Convert a state_dict, in which numbers stand for the parameters of ``groups``."""
         state, params = state_dict["state"], [param for group in groups for param in group["params"]]
         for key, values in state.items():

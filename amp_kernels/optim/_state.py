@@ -72,7 +72,11 @@ class ShownState(dict):
             view.copy_(torch.as_tensor(value))
 
     def update(self, *arguments: Any, **values: Any) -> None:
-        for name, value in dict(*arguments, **values).items():
+        values = dict(*arguments, **values)
+        for name, value in values.items():
+            if name in self and isinstance(self[name], Tensor):
+                _refuse_other_device(name, value, self[name])
+        for name, value in values.items():
             self[name] = value
 
     def __ior__(self, values: Any) -> ShownState:

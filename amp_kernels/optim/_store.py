@@ -113,7 +113,9 @@ class StateStore:
         place = self.places.get(id(param))
         for mark in self.marks if place is not None else ():
             known, found, live = mark.get(id(param), {}), _checksums(views), _checksums(place.state or {})
-            same = {name for name in found.keys() & known.keys() if found[name] == known[name] == live.get(name)} - names
+            same = {
+                name for name in found.keys() & known.keys() if found[name] == known[name] == live.get(name)
+            } - names
             if weight is not None and same and checksum(weight) != known["weight"]:
                 same.discard("master")
             if same:
@@ -228,9 +230,7 @@ class StateStore:
             return like(view, param)
         return like(view, param, scale_shape(param.shape) if view.dim() > 1 else view.shape)  # flat: not cut
 
-    def _fill(
-        self, algorithm: Algorithm, param: Tensor, shown: dict, step: Tensor, values: dict
-    ) -> Tensor | None:
+    def _fill(self, algorithm: Algorithm, param: Tensor, shown: dict, step: Tensor, values: dict) -> Tensor | None:
         """Copy ``values``, a loaded or an earlier state, into its views. Without any the average starts at the weight and
         everything else at zero.
 
