@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -78,8 +78,9 @@ class Algorithm:
         """Names of the moments of a parameter of ``group``; ``loaded`` is its state in a checkpoint."""
         return self.declared.moments
 
-    def loaded_step(self, shown: dict[str, Tensor], values: dict[str, Any]) -> Tensor | float:
-        """The step count of a loaded state: a tensor, or a number in old checkpoints."""
+    def loaded_step(self, shown: Set[str], values: dict[str, Any]) -> Tensor | float:
+        """The step count of a loaded state, ``values``: a tensor, or a number in old checkpoints. ``shown``: names of the state that the
+        parameter has now, as in a checkpoint."""
         return values.get("step", 0.0)
 
     def exported(self, values: dict[str, Any], place: Place | None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from .._dispatch.compiled import CompiledHandle, HasCompiledCalls, compiled_call
 from .._raw._split_master import join_master
 from .._sharding.agreement import Agreement
 from ._algorithm import SWITCHES, Algorithm
-from ._checkpoint import CheckpointCodec
+from ._checkpoint import CheckpointCodec, without_process_groups
 from ._gradients import StepAnswer, StepRequest
 from ._groups import GroupChecks
 from ._options import DEFAULTS, MixedPrecision, OptionAttribute, Options, checked_options
@@ -239,12 +239,15 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As torch's. 16-bit parameters also have ``master``, the float32 weight, however it is kept; with ``ema_decay``
         there is ``ema``, the float32 average of the weight. Moments in 8 bits are float32 here, and the same codes once they are
-        loaded again. Groups hold ``ema_decay`` and ``seed`` if they are in use.
+        loaded again; all moments are float32 under FSDP1, which saves one dtype per parameter. Groups hold ``ema_decay`` if it is in
+        use, ``seed`` once a parameter has state whose steps draw random bits, and no process group.
 
         The tensors are views of the optimizer's flat buffers: ``torch.save`` stores each buffer once, ``pickle`` once
         per view.
         """
-        return self.state_dict_with(join_master)
+        state = self.state_dict_with(join_master)
+        self.store.note_exported()
+        return state
 
     def state_dict_with(self, join: Join, *, keep_codes: bool = False) -> dict[str, Any]:
         """The state_dict, with ``join(parameter, remainder)`` for a split master, and with the codes and exponents of 8-bit moments
@@ -252,7 +255,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
         self.store.adopt_writes()
 
         def export(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> None:
-            optimizer._codec.export(optimizer.params(), state_dict["state"], join, keep_codes)
+            optimizer._codec.export(optimizer.param_groups, state_dict, join, keep_codes)
 
         handle = self.register_state_dict_post_hook(export, prepend=True)
         try:
@@ -265,10 +268,11 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
         torchao; values are copied into the flat buffers.
 
         Moments and masters are not rounded to the parameter's dtype; with ``state_dtype="8bit"`` moments are rounded to
-        nearest, once. A 16-bit parameter whose state has no ``master`` starts from the parameter as it is; a split master that
-        is loaded also sets its parameter. An average that is not in the state starts at the weight. ``ema_decay``, ``seed``
-        and Apex' ``max_grad_norm`` of the groups count, as all their entries do; where they have none the optimizer's own
-        stay.
+        nearest, once. A split master that is loaded also sets its parameter. A master or an average that the state does not have,
+        or that nothing was loaded into since :meth:`state_dict` handed it out (a partial load of torch's distributed checkpoint),
+        starts at the parameter, also if that is loaded afterwards, up to the next step. ``ema_decay``, ``seed`` and Apex'
+        ``max_grad_norm`` of the groups count, as all their entries do; where they have none the optimizer's own stay, and so do
+        process groups.
 
         Raises:
             ValueError: groups, shapes or keys do not fit. Nothing has been changed then.
@@ -282,7 +286,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
             handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        if self.shard_group is not None:
+        if self.shard_group is not None or any(len(without_process_groups(g)) < len(g) for g in self.param_groups):
             raise TypeError(
                 f"{type(self).__name__}: an optimizer with a shard_group cannot be pickled or copied, because a process group "
                 "cannot; accepted: state_dict, and load_state_dict of an optimizer that is made with a group"
@@ -301,7 +305,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
         for group, live in zip(groups, self.__dict__.get("param_groups", ()), strict=False):
             group.update({key: value for key, value in live.items() if isinstance(value, ProcessGroup)})
         loaded = self._codec.read(groups, state["state"], self.__dict__.get("defaults", {}))
-        packed = self.store.pack(loaded.entries)
+        packed = self.store.pack(loaded.entries, load=True)
         state["state"] = shown = defaultdict(dict, loaded.others)
         super().__setstate__(state)
         self.store.clear()

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from .._checks import lists
 from .._checks.types import type_name
@@ -14,10 +15,16 @@ from .._updates.op import RULES
 from ._algorithm import Algorithm
 from ._foreign import translated
 from ._groups import GroupChecks
+from ._state import unpacked_name
 from ._store import Entry, Join, StateStore
 
 #: Values of group keys that old and foreign checkpoints lack.
 _ABSENT = {"maximize": False, "capturable": False, "differentiable": False}
+
+
+def without_process_groups(group: dict[str, Any]) -> dict[str, Any]:
+    """A group of parameters without the keys that hold process groups, which belong to a running program and cannot be pickled."""
+    return {key: value for key, value in group.items() if not isinstance(value, ProcessGroup)}
 
 
 class Uncast:
@@ -44,11 +51,16 @@ class CheckpointCodec:
 
     # ---- to a checkpoint ----
 
-    def export(self, params: list[Tensor], state: dict[Any, Any], join: Join, keep_codes: bool) -> None:
-        """Convert the ``state`` of a state_dict, whose keys are numbers of parameters."""
+    def export(self, groups: list[dict[str, Any]], state_dict: dict[str, Any], join: Join, keep_codes: bool) -> None:
+        """Convert a state_dict, in which numbers stand for the parameters of ``groups``."""
+        state, params = state_dict["state"], [param for group in groups for param in group["params"]]
         for key, values in state.items():
             if isinstance(key, int) and key < len(params):
                 state[key] = self._store.exported(params[key], values, join, keep_codes=keep_codes)
+        saved = [without_process_groups(group) for group in state_dict["param_groups"]]
+        for group in saved if not self._store.draws() else ():
+            group.pop("seed", None)
+        state_dict["param_groups"] = saved
 
     def copied(self, state: dict[Any, Any]) -> dict[Any, Any]:
         """A copy of ``optimizer.state`` for a pickle. Views would each be pickled with the whole buffer."""
@@ -129,7 +141,8 @@ class CheckpointCodec:
         is not Adam's first one. A name that no rule declares is the user's own."""
         own = [name for member in self._algorithm.members for name in member.declared.moments]
         others = {name for rule in RULES.values() for name in rule.declared.moments} - {*own}
-        foreign = sorted({name for values in states for name in others & values.keys() if values[name] is not None})
+        held = {unpacked_name(name) for values in states for name, value in values.items() if value is not None}
+        foreign = sorted(others & held)
         if foreign:
             raise ValueError(
                 f"{self._name}: the loaded state has {', '.join(foreign)}; accepted: the state of the same kind of optimizer, "

@@ -71,7 +71,10 @@ class GroupChecks:
         if rounds_stochastically(options):
             group.setdefault("seed", options.seed)
         check_group_options(self._name, group)
+        self.release_shard_group(group)
         for name, value in vars(options).items():
+            if name == "shard_group" and group.get(name) is None:
+                continue
             if name in group and name not in GROUP_OPTIONS and group.pop(name) != value:
                 raise ValueError(
                     f"{self._name}: {name} is an option of the optimizer, where it is {value!r}, and not of a group; "
@@ -85,6 +88,12 @@ class GroupChecks:
         self._check_ranges(group, defaults)
         self._complete_switches(group, defaults)
         self._algorithm.of(group).check_group(self._name, group)
+
+    def release_shard_group(self, group: dict[str, Any]) -> None:
+        """Set the optimizer's own process group, which ZeroRedundancyOptimizer copies into the groups, to None: its state_dict has all
+        that they hold, and it takes over what they hold here."""
+        if group.get("shard_group") is self._options.shard_group is not None:
+            group["shard_group"] = None
 
     def _complete_switches(self, group: dict[str, Any], defaults: dict[str, Any]) -> None:
         """Check them, and keep the learning rate that decoupled decay refers to, where schedulers keep it."""
@@ -295,6 +304,8 @@ class HyperParameters:
         """The numbers of the groups with the learning rates of now, checked. A rate that is a tensor counts as 0 here."""
         packed, master_weights = self._packed, self._options.master_weights
         if packed is None or not packed.unchanged(groups, master_weights):
+            for group in groups:
+                self._checks.release_shard_group(group)
             self._checks.check_numbers(groups)
             packed = self._packed = PackedGroups(groups, self._algorithm, master_weights)
         rates = [group["lr"] for group in groups]

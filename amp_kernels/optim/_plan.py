@@ -84,6 +84,7 @@ class StepPlan:
         options = self._options
         packed = self.hyper.packed(groups)
         launches = self.launches(groups, state)
+        self._store.marks.clear()
         if not (launches or self._agreement or self._warned):
             self._warned = True
             warnings.warn(
@@ -202,8 +203,13 @@ class StepPlan:
                     self._checks.check_param(group, position)
                     active.missing.append((group, param, self._store.current(param, state)))
                     place = None
-                elif place.address != piece.data_ptr():
-                    place.adopt_write()
+                elif place.unloaded is not None or place.address != piece.data_ptr():
+                    if place.unloaded is not None and is_capturing(param):
+                        raise RuntimeError(
+                            f"{self._name}: the first step after load_state_dict compares weights on the host, which a CUDA graph "
+                            "cannot record; take one step before the capture"
+                        )
+                    place.settle()
                 grad = read(param, shown_grad, piece)
                 if grad is not shown_grad and grad is not local(shown_grad):
                     active.copied = True

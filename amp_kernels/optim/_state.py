@@ -9,7 +9,7 @@ import weakref
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ class Block:
     group: dict[str, Any]
     params: list[Tensor]
     offsets: list[int]
+    draws: bool  # whether a step draws random bits
     steps: Tensor
     moments: dict[str, Tensor]
     formats: dict[str, Code8]  # of moments in 8 bits
@@ -53,7 +54,7 @@ class Block:
 
 class ShownState(dict):
     """The value of ``optimizer.state[param]``: views of the buffers. A value that a user assigns to a view is copied into the
-    buffer and must have its shape. Other entries are the user's own."""
+    buffer and must have its shape and device. Other entries are the user's own."""
 
     def __init__(self, views: dict[str, Tensor]):
         super().__init__(views)
@@ -64,13 +65,18 @@ class ShownState(dict):
             super().__setitem__(name, value)
             return
         view = self[name]
+        _refuse_other_device(name, value, view)
         if isinstance(value, Tensor) and value.shape != view.shape:
             raise ValueError(f"optimizer.state: {name} has shape {list(value.shape)}; accepted: {list(view.shape)}")
         with torch.no_grad():
             view.copy_(torch.as_tensor(value))
 
     def update(self, *arguments: Any, **values: Any) -> None:
-        for name, value in dict(*arguments, **values).items():
+        values = dict(*arguments, **values)
+        for name, value in values.items():
+            if name in self and isinstance(self[name], Tensor):
+                _refuse_other_device(name, value, self[name])
+        for name, value in values.items():
             self[name] = value
 
     def __ior__(self, values: Any) -> ShownState:
@@ -146,6 +152,7 @@ class PackedState(ShownState):
             super().__setitem__(name, value)
             return
         piece = place.piece
+        _refuse_other_device(name, value, piece)
         with torch.no_grad():
             value = local_value(torch.as_tensor(value), place.param)
             if value.shape != piece.shape:
@@ -162,9 +169,32 @@ class PackedState(ShownState):
         place.mark_clean()
 
 
+def _refuse_other_device(name: str, value: Any, held: Tensor) -> None:
+    """Raise for a tensor that was moved, to free the memory of what is held: that is part of a flat buffer. A CPU scalar is a number."""
+    is_number = not isinstance(value, Tensor) or (value.dim() == 0 and value.device.type == "cpu")
+    if not is_number and value.device != held.device:
+        raise ValueError(
+            f"optimizer.state: {name} is on {value.device}; accepted: a tensor on {held.device} (all state shares flat buffers, so "
+            "that a tensor moved alone frees none; to move all of it, keep optimizer.state_dict() with its tensors copied, delete the "
+            "optimizer, and load them into a new one)"
+        )
+
+
 def unpacked_name(name: str) -> str:
     """The name in a state_dict of what is stored under ``name``."""
     return "master" if name == "remainder" else moment_of(name) or name
+
+
+def checksum(tensor: Tensor) -> Tensor:
+    """The sum of the elements' bits as integers, on the device."""
+    return tensor.detach().view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()]).sum()
+
+
+class Unloaded(NamedTuple):
+    """The master and the average (``names``) that a loaded state did not bring, and the checksum of the weight they belong to."""
+
+    names: frozenset[str]
+    weight: Tensor
 
 
 def signature(param: Tensor) -> tuple:
@@ -188,6 +218,7 @@ class Place:
     address: int = 0
     versions: array = field(default_factory=lambda: array("q"))  # those of `watched` begin at `index`
     index: int = 0
+    unloaded: Unloaded | None = None  # from a load to the next step
 
     def __post_init__(self) -> None:
         if isinstance(self.state, PackedState):
@@ -236,17 +267,48 @@ class Place:
         A remainder cannot tell which elements were overwritten, so it stays at every element. It is cleared where it would change a
         written number: at 0 (a mask would leave what is below the smallest weight) and at infinity (the master would be finite,
         or NaN). Elsewhere it moves a written weight by at most half a unit in the last place.
+
+        Until the next step, a master and an average that no load has brought also follow a weight that changed without a version.
         """
+        followers, piece = self._followers(), self.piece.detach()
+        written = "master" in followers
         if self.needs_adoption:
             versions = versions_of(self.watched)
             known = self.versions[self.index : self.index + len(versions)]
-            if known != versions or self.address != self.piece.data_ptr():
-                piece, master = self.piece.detach(), self.view(self.block.master)
-                if master.dtype == torch.float32:
-                    master.copy_(torch.where(master.to(piece.dtype) == piece, master, piece.float()))
-                else:
-                    master.masked_fill_((piece == 0) | piece.isinf(), 0)
+            written |= known != versions or self.address != piece.data_ptr()
+        if written and self.block.master.numel():
+            master = self.view(self.block.master)
+            if master.dtype == torch.float32:
+                master.copy_(torch.where(master.to(piece.dtype) == piece, master, piece.float()))
+            else:
+                master.masked_fill_((piece == 0) | piece.isinf(), 0)
+        if "ema" in followers:
+            self.view(self.block.ema).copy_(self._weight())
         self.mark_clean()
+
+    def _weight(self) -> Tensor:
+        """The master, however it is kept, or the parameter."""
+        piece, master = self.piece.detach(), self.block.master
+        if not master.numel() or (self.converted and master.dtype != torch.float32):
+            return piece
+        master = self.view(master)
+        return master if master.dtype == torch.float32 else join_master(piece, master)
+
+    def _followers(self) -> frozenset[str]:
+        """The state that was not loaded, if the weight is no longer the one that it belongs to."""
+        if self.unloaded is None:
+            return frozenset()
+        weight = checksum(self.piece)
+        if weight == self.unloaded.weight:
+            return frozenset()
+        names, self.unloaded = self.unloaded.names, self.unloaded._replace(weight=weight)
+        return names
+
+    def settle(self) -> None:
+        """Before a step after a load or a move of the parameter: adopt what was written, the last time for state that was not
+        loaded."""
+        self.adopt_write()
+        self.unloaded = None
 
 
 class WrittenParams:

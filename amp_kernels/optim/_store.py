@@ -29,12 +29,14 @@ from ._moments8 import (
     write_coded,
 )
 from ._options import MASTERS, Options
-from ._state import Block, PackedState, Place, ShownState, signature, unpacked_name
+from ._state import Block, PackedState, Place, ShownState, Unloaded, checksum, signature, unpacked_name
 
 logger = logging.getLogger("amp_kernels")
 
 #: A group, one of its parameters, and the state that the parameter starts with; an empty state starts at zero.
 Entry = tuple[dict[str, Any], Tensor, dict[str, Any]]
+#: State that follows the weight where a checkpoint does not have it.
+_FOLLOWERS = frozenset(("master", "remainder", "ema"))
 #: Makes the float32 master of a parameter and its remainder.
 Join = Callable[[Tensor, Tensor], Any]
 
@@ -59,6 +61,8 @@ class StateStore:
         self.places: dict[int, Place] = {}  # by id(param): hashing a tensor is slow, and a place keeps its parameter
         self.blocks: set[Block] = set()
         self.version = 0  # changes with the places
+        #: Checksums of weights and of what follows them, by parameter, at the first and the last state_dict since a step.
+        self.marks: list[dict[int, dict[str, Tensor]]] = []
 
     def clear(self) -> None:
         self.version += 1
@@ -67,8 +71,9 @@ class StateStore:
     # ---- creation ----
 
     @torch.no_grad()
-    def pack(self, entries: Iterable[Entry]) -> Packed:
-        """Build blocks for the entries and fill them, changing nothing that exists."""
+    def pack(self, entries: Iterable[Entry], *, load: bool = False) -> Packed:
+        """Build blocks for the entries and fill them, changing nothing that exists. In a ``load`` masters and averages that it does
+        not bring follow their parameters until the next step."""
         sets: dict[tuple, tuple[dict, list[tuple[Tensor, Tensor, dict]]]] = {}
         for group, param, values in entries:
             piece = local(param)
@@ -78,7 +83,8 @@ class StateStore:
                     "itself; accepted: any order of dimensions that covers its memory once"
                 )
             dtype = moment_dtype(param.shape, self._options.state_dtype)
-            key = id(group), piece.device, piece.dtype, dtype, *self._wanted(group, values)
+            named = {unpacked_name(name): value for name, value in values.items()}  # codes count as their moment
+            key = id(group), piece.device, piece.dtype, dtype, *self._wanted(group, named)
             check_exponents(self._name, values, self._algorithm.format_of)
             if is_dtensor(param):  # exponents do not have its shape
                 values = self._decoded(values)
@@ -89,12 +95,38 @@ class StateStore:
             block = self._new_block(group, members, moments, dtype, averaged)
             for slot, (param, piece, values) in enumerate(members):
                 views = self._views(block, slot, piece)
-                self._fill(self._algorithm.of(group), piece, views, block.steps[slot], values, packed.overwrite)
+                weight = self._fill(self._algorithm.of(group), piece, views, block.steps[slot], values)
+                unloaded = self._unloaded(param, views, values, weight) if load else None
+                if weight is not None and (unloaded is None or "master" not in unloaded.names):
+                    packed.overwrite.append((piece, weight))
                 shown = {name: self._placed(name, view, param) for name, view in views.items()}
                 packs = any(unpacked_name(name) != name for name in shown)
                 state = PackedState(shown) if packs else ShownState(shown) if shown else None
-                packed.places.append(Place(param, block, slot, state, signature(param)))
+                packed.places.append(Place(param, block, slot, state, signature(param), unloaded=unloaded))
         return packed
+
+    def _unloaded(self, param: Tensor, views: dict, values: dict, weight: Tensor | None) -> Unloaded | None:
+        """The master and the average that loaded ``values`` lack, or have with the bits that state_dict handed out: torch's distributed
+        checkpoint loads into those tensors, and leaves what a checkpoint does not have. ``weight``: of a split master, rounded.
+        """
+        names = {name for name in map(unpacked_name, _FOLLOWERS & views.keys()) if values.get(name) is None}
+        place = self.places.get(id(param))
+        for mark in self.marks if place is not None else ():
+            known, found, live = mark.get(id(param), {}), _checksums(views), _checksums(place.state or {})
+            same = {
+                name for name in found.keys() & known.keys() if found[name] == known[name] == live.get(name)
+            } - names
+            if weight is not None and same and checksum(weight) != known["weight"]:
+                same.discard("master")
+            if same:
+                return Unloaded(frozenset(names | same), known["weight"])
+        return Unloaded(frozenset(names), checksum(local(param))) if names else None
+
+    def note_exported(self) -> None:
+        """Record the checksums of a state_dict, for :meth:`_unloaded`."""
+        found = {key: _checksums(place.state or {}) for key, place in self.places.items()}
+        mark = {key: {**sums, "weight": checksum(self.places[key].piece)} for key, sums in found.items() if sums}
+        self.marks = [*self.marks[:1], mark]
 
     @torch.no_grad()
     def commit(self, packed: Packed, state: dict) -> None:
@@ -149,10 +181,12 @@ class StateStore:
         def buffer(numel: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(numel, dtype=dtype, device=piece.device)
 
+        rounds_weight = piece.dtype in HALF_DTYPES and options.master_weights in ("none", "split24")
         block = Block(
             group,
             params,
             offsets,
+            draws=rounds_weight or (dtype == torch.uint8 and len(moments) > 0),
             steps=buffer(len(params), torch.float32),
             moments={name: buffer(buffer_numel(total, dtype), dtype) for name in moments},
             formats={name: self._algorithm.format_of(name) for name in moments if dtype == torch.uint8},
@@ -173,9 +207,8 @@ class StateStore:
     def _views(self, block: Block, slot: int, piece: Tensor) -> dict[str, Tensor]:
         """The state of one parameter under the names of a checkpoint, ``remainder`` for a split master."""
         # The step is part of the key of the random bits, so a checkpoint must have it.
-        of_weight = piece.dtype in HALF_DTYPES and self._options.master_weights in ("none", "split24")
-        shows_step = self._algorithm.of(block.group).shows_step
-        views = {"step": block.steps[slot]} if shows_step or of_weight or block.formats else {}
+        shows_step = self._algorithm.of(block.group).shows_step or block.draws
+        views = {"step": block.steps[slot]} if shows_step else {}
         offset, buffers = block.offsets[slot], {}
         for name, buffer in block.moments.items():
             if name in block.formats:
@@ -197,11 +230,13 @@ class StateStore:
             return like(view, param)
         return like(view, param, scale_shape(param.shape) if view.dim() > 1 else view.shape)  # flat: not cut
 
-    def _fill(
-        self, algorithm: Algorithm, param: Tensor, shown: dict, step: Tensor, values: dict, overwrite: list
-    ) -> None:
+    def _fill(self, algorithm: Algorithm, param: Tensor, shown: dict, step: Tensor, values: dict) -> Tensor | None:
         """Copy ``values``, a loaded or an earlier state, into its views. Without any the average starts at the weight and
-        everything else at zero."""
+        everything else at zero.
+
+        Returns:
+            The weight that the parameter must take to agree with a split master.
+        """
         values = self._decoded(values)
         for name in {**dict.fromkeys(map(unpacked_name, shown)), "master": None}:
             value = values.get(name)
@@ -219,21 +254,21 @@ class StateStore:
                 raise ValueError(
                     f"{self._name}: the loaded state of a parameter of shape {list(param.shape)} lacks {name!r}"
                 )
-        loaded_step = algorithm.loaded_step(shown, values)
+        loaded_step = algorithm.loaded_step({*map(unpacked_name, shown)}, values)
         loaded_step = torch.as_tensor(loaded_step, dtype=torch.float32, device=step.device)
         if loaded_step.numel() != 1:
             raise ValueError(f"{self._name}: the loaded step has shape {list(loaded_step.shape)}; accepted: 1 element")
         step.copy_(loaded_step.reshape(()))
-        master = values.get("master")
+        master, weight = values.get("master"), None
         if "master" in shown and master is None:
             shown["master"].copy_(param)
         elif "remainder" in shown and master is not None:
             split = SPLITS[shown["remainder"].dtype]
             weight, remainder = split(master.to(param.device, torch.float32), param.dtype)
             shown["remainder"].copy_(remainder)
-            overwrite.append((param, weight))
         if "ema" in shown and values.get("ema") is None:
             shown["ema"].copy_(param if master is None or not {"master", "remainder"} & shown.keys() else master)
+        return weight
 
     # ---- values ----
 
@@ -248,6 +283,8 @@ class StateStore:
             values = {key: value for key, value in values.items() if key != "remainder"} | {"master": master}
         if not (keep_codes and local(param).is_contiguous()):
             values = self._decoded(values)
+        if getattr(param, "_fsdp_flattened", False):  # FSDP1 saves only one dtype for all state of a parameter
+            values = {key: value.float() if isinstance(value, Tensor) else value for key, value in values.items()}
         return self._algorithm.exported(dict(values), place)
 
     def current(self, param: Tensor, state: dict, *, moments: bool = True) -> dict:
@@ -259,6 +296,10 @@ class StateStore:
         if not moments:
             values = {key: value for key, value in values.items() if moment_of(key) is None}
         return self.exported(param, values) if values else {}
+
+    def draws(self) -> bool:
+        """True if steps of some parameter draw random bits."""
+        return any(block.draws for block in self.blocks)
 
     def snapshot(self) -> Callable[[], None]:
         """Copy all buffers. Returns a function that restores them."""
@@ -297,3 +338,9 @@ class StateStore:
             place.mark_clean()
         for block in self.blocks:
             block.refresh_shadows()
+
+
+def _checksums(views: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Of a parameter's stored master and average, under the names of a checkpoint."""
+    names = [name for name in dict.keys(views) if name in _FOLLOWERS]
+    return {unpacked_name(name): checksum(local(views[name])) for name in names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +32,7 @@ class SGDAlgorithm(Algorithm):
     def moments(self, group: dict[str, Any], loaded: dict[str, Any]) -> tuple[str, ...]:
         return ("momentum_buffer",) if group["momentum"] != 0 or loaded.get("momentum_buffer") is not None else ()
 
-    def loaded_step(self, shown: dict[str, Tensor], values: dict[str, Any]) -> Tensor | float:
+    def loaded_step(self, shown: Set[str], values: dict[str, Any]) -> Tensor | float:
         """0 makes the next step start the momentum buffer. torch counts no steps; otherwise the count matters for random bits
         only."""
         has_buffer = "momentum_buffer" in shown

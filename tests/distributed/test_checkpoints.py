@@ -4,6 +4,7 @@ Without clipping everything is compared bit for bit.
 """
 
 import copy
+import io
 import os
 import signal
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -22,6 +24,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
@@ -232,6 +236,94 @@ def test_states_of_torchs_adamw(ranks, to_ours):
     assert max(ranks.run(exchange, to_ours, world=2)) < 1e-6
 
 
+LACKING = {
+    "fp32": {},
+    "split": {"master_weights": "split"},
+    "8 bits": {"master_weights": "split24", "state_dtype": "8bit"},
+    "none": {"master_weights": "none_rne", "state_dtype": BF16},
+}
+FULL = {"full_state_dict": True, "cpu_offload": True}
+
+
+def fsdp1(model):
+    return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+
+
+def push(model, optimizer, steps):
+    for _ in range(steps):
+        for param in model.parameters():
+            param.grad = torch.ones_like(param)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def torchs():
+    """BF16 weights after steps of torch's AdamW, whose state has neither masters nor averages."""
+    model = make_wide(BF16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    push(model, optimizer, SAVED)
+    return {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+
+
+def save_torchs(path):
+    dcp.save(torchs(), checkpoint_id=path)
+
+
+def load_torchs(path, layout, options, model_first, steps):
+    """Into other weights, which may have taken steps. Returns how far the weights are from theirs, masters and averages from the
+    weights, and the weights after another step from those before, and the steps."""
+    found, theirs = {}, torchs()["model"]
+    for kind, kept in LACKING.items():
+        model = make_wide(BF16)
+        with torch.no_grad():
+            for param in model.parameters():
+                param.add_(1.0)
+        model = fsdp1(model) if layout == "fsdp1" else LAYOUTS[layout](model)
+        optimizer = ak.optim.AdamW(model.parameters(), lr=1e-3, ema_decay=0.9, **kept)
+        push(model, optimizer, steps)
+        form = StateDictOptions(**options)
+        state = {
+            "model": get_model_state_dict(model, options=form),
+            "optimizer": get_optimizer_state_dict(model, optimizer, options=form),
+        }
+        dcp.load(state, checkpoint_id=path, planner=DefaultLoadPlanner(allow_partial_load=True))
+        if model_first:
+            set_model_state_dict(model, state["model"], options=form)
+        set_optimizer_state_dict(model, optimizer, state["optimizer"], options=form)
+        if not model_first:
+            set_model_state_dict(model, state["model"], options=form)
+        now, params = optimizer.state_dict()["state"], [param.detach() for param in optimizer.params()]
+        follow = [distance(now[i][name], params[i]) for i in now for name in ("master", "ema") if name in now[i]]
+        counts = {int(now[i]["step"]) for i in now if local(params[i]).numel()}
+        loaded = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        loaded = {name: value.clone() for name, value in loaded.items()}
+        push(model, optimizer, 1)
+        moved = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        changes = [max(distance(a[name], b[name]) for name in theirs) for a, b in ((loaded, theirs), (moved, loaded))]
+        found[kind] = changes[0], max(follow), changes[1], counts
+    return found
+
+
+def distance(a, b):
+    a, b = local(a).float(), local(b).float()
+    return (a - b).abs().max().item() if a.numel() else 0.0
+
+
+@pytest.mark.parametrize("model_first", [True, False], ids=["model first", "optimizer first"])
+@pytest.mark.parametrize(
+    ("world", "layout", "options", "steps"),
+    [(1, "plain", {}, 0), (1, "plain", FULL, 2), (2, "fsdp", {}, 0), (2, "fsdp", {}, 2), (2, "fsdp1", {}, 0)],
+)
+def test_what_a_checkpoint_lacks_follows_the_weights(ranks, tmp_path, world, layout, options, steps, model_first):
+    ranks.run(save_torchs, str(tmp_path), world=1)
+    for found in ranks.run(load_torchs, str(tmp_path), layout, options, model_first, steps, world=world):
+        for kind, (weights, follow, moved, counts) in found.items():
+            assert weights == 0, kind
+            assert follow <= (2**-8 if steps else 0), kind  # a split master keeps its bits
+            assert 0 < moved <= 2**-8, kind
+            assert counts == {SAVED}, kind
+
+
 def scaler_and_average(path):
     """A scaler is Stateful as it is; averages travel in the optimizer's state, and alone."""
     scaler, other = (ak.GradScaler("cpu", init_scale=2.0**k, hysteresis=2) for k in (5, 9))
@@ -285,3 +377,74 @@ def one_file(path):
 
 def test_one_file_cannot_hold_pieces(ranks, tmp_path):
     assert all(ranks.run(one_file, str(tmp_path / "one"), world=2))
+
+
+MIXED_STATE = [{"state_dtype": BF16}, {"state_dtype": "8bit", "master_weights": "split"}]
+
+
+def through_fsdp1(path):
+    """torch's FSDP1 saves one dtype for all state of a parameter: masters in FP32 beside moments in BF16."""
+    found = []
+    for i, options in enumerate(MIXED_STATE):
+        runs = [fsdp1(make_wide(BF16)) for _ in range(2)]
+        both = [(m, ak.optim.AdamW(m.parameters(), lr=1e-2, ema_decay=0.9, **options)) for m in runs]
+        push(*both[0], SAVED)
+        for number, (model, optimizer) in enumerate(both):
+            state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+            (dcp.load if number else dcp.save)(state, checkpoint_id=f"{path}/{i}")
+        set_model_state_dict(both[1][0], state["model"])
+        set_optimizer_state_dict(*both[1], state["optimizer"])
+        for model, optimizer in both:
+            push(model, optimizer, 1)
+        found += [torch.equal(p, q) for p, q in zip(*(m.parameters() for m in runs), strict=True)]
+        saved, loaded = (optimizer.state_dict()["state"] for _, optimizer in both)
+        held = [(saved[i], loaded[i]) for i, p in enumerate(runs[0].parameters()) if p.numel()]
+        found += [torch.equal(a[name], b[name]) for a, b in held for name in a]
+    return all(found)
+
+
+def test_fsdp1_saves_moments_of_another_dtype_than_masters(ranks, tmp_path):
+    assert ranks.run(through_fsdp1, str(tmp_path), world=2) == [True, True]
+
+
+def through_zero(path):
+    """The options of the inner optimizer are copied into the groups, the process group among them."""
+    group, found = dist.group.WORLD, []
+    options = {"optimizer_class": ak.optim.AdamW, "shard_group": group, "max_grad_norm": 1.0, "ema_decay": 0.9}
+    runs = [make_model(BF16) for _ in range(2)]
+    both = [(model, ZeroRedundancyOptimizer(model.parameters(), lr=1e-2, **options)) for model in runs]
+    model, optimizer = both[0]
+    for steps in (0, SAVED):
+        push(model, optimizer, steps)
+        optimizer.consolidate_state_dict(to=0)
+        if dist.get_rank() == 0:
+            torch.save(optimizer.state_dict(), path)
+    dist.barrier()
+    both[1][1].load_state_dict(torch.load(path, weights_only=True))
+    runs[1].load_state_dict(model.state_dict())
+    for model, optimizer in both:
+        push(model, optimizer, 1)
+        found.append(optimizer.optim.shard_group is group)
+    return found + [torch.equal(p, q) for p, q in zip(*(m.parameters() for m in runs), strict=True)]
+
+
+def test_zero_saves_no_process_group(ranks, tmp_path):
+    for found in ranks.run(through_zero, str(tmp_path / "zero.pt"), world=2):
+        assert all(found)
+
+
+def group_in_a_group():
+    """Under any key, and what runs keeps its own."""
+    param, group = torch.nn.Parameter(torch.ones(3)), dist.group.WORLD
+    optimizer = ak.optim.SGD([{"params": [param], "mine": group}], momentum=0.9)
+    push(torch.nn.ParameterList([param]), optimizer, 1)
+    saved = optimizer.state_dict()
+    torch.save(saved, io.BytesIO())
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        copy.deepcopy(optimizer)
+    optimizer.load_state_dict(saved)
+    return "mine" not in saved["param_groups"][0] and optimizer.param_groups[0]["mine"] is group
+
+
+def test_no_state_dict_has_a_process_group(ranks):
+    assert ranks.run(group_in_a_group, world=1) == [True]

@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 
+import amp_kernels as ak
 import amp_kernels.optim as akopt
 
 from .optimizers import (
@@ -179,6 +180,47 @@ def test_torchs_16_bit_checkpoint_starts_masters_from_the_parameters():
     p = params_of(ours)[0]
     assert torch.equal(ours.state[p]["master"], p.float())
     assert torch.equal(ours.state[p]["exp_avg"], theirs.state_dict()["state"][0]["exp_avg"].float())
+
+
+@pytest.mark.parametrize("mode", ["fp32", "split", "none"])
+@pytest.mark.parametrize("way", ["optimizer first", "model first", "file"])
+def test_masters_and_averages_that_a_state_lacks_follow_the_model(mode, way, tmp_path):
+    model, other = (torch.nn.ParameterList(weights(bf16, seed)) for seed in (0, 1))
+    theirs = reference("AdamW", model.parameters())
+    run(theirs, 3)
+    ours = akopt.AdamW(other.parameters(), lr=0.0, master_weights=mode, state_dtype=bf16, ema_decay=0.5)
+    run(ours, 1)
+    parts = (ours, theirs), (other, model)
+    if way == "file":
+        ak.checkpoint.save(tmp_path / "saved.pt", model=model, optimizer=theirs)
+        ak.checkpoint.load(tmp_path / "saved.pt", model=other, optimizer=ours)
+    else:
+        for mine, saved in parts if way == "optimizer first" else reversed(parts):
+            mine.load_state_dict(copy.deepcopy(saved.state_dict()))
+    ours.param_groups[0]["lr"] = 0.0
+    fill(params_of(ours), 1.0)
+    ours.step()
+    for i, (p, q) in enumerate(zip(other.parameters(), model.parameters(), strict=True)):
+        values = ours.state_dict()["state"][i]
+        assert all(
+            torch.equal(value, q.float()) for value in (p.float(), values["ema"], values.get("master", q.float()))
+        )
+
+
+@pytest.mark.parametrize("mode", ["fp32", "split"])
+def test_a_state_that_comes_back_brings_its_masters_and_averages(mode):
+    """Also without a step in between, when the model has been elsewhere meanwhile."""
+    model = torch.nn.ParameterList(weights(bf16))
+    ours = akopt.AdamW(model.parameters(), lr=1e-3, master_weights=mode, ema_decay=0.5)
+    run(ours, 3)
+    saved, before = copy.deepcopy((ours.state_dict(), model.state_dict())), snapshot(ours)
+    for steps in (0, 2):
+        for p in model.parameters():
+            p.data.mul_(2.0)
+        run(ours, steps)
+        ours.load_state_dict(copy.deepcopy(saved[0]))
+        model.load_state_dict(saved[1])
+        assert same(snapshot(ours), before)
 
 
 @TORCHS_CASES

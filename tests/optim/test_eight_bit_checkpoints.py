@@ -223,3 +223,80 @@ def test_writes_between_steps_reach_masters_of_24_bits():
     assert not optimizer.state[params[0]]["master"].any()
     optimizer.reload_model_params()
     assert all(torch.equal(optimizer.state[p]["master"], p.float()) for p in params)
+
+
+#: Dtypes of parameters and forms of their masters, with the rounding of a loaded master.
+LAYOUTS = [
+    (f32, "fp32", 0),
+    (bf16, "fp32", 0),
+    (bf16, "split", 2.0**-24),
+    (bf16, "split24", 2.0**-16),
+    (bf16, "none", 0),
+]
+
+
+def assert_rounded(source, loaded, state_dtype):
+    """The moments of ``loaded`` are those of ``source``, rounded once to ``state_dtype``."""
+    assert loaded.keys() == source.keys()
+    for name, value in source.items():
+        got, value = loaded[name].float(), value.float()
+        limit = value.abs() * (0 if state_dtype == f32 else 2**-8)
+        if state_dtype == "8bit" and value.numel() >= 4096:
+            limit = value.abs().view(-1, 32).amax(1, keepdim=True).expand(-1, 32).reshape(value.shape) / 16
+        assert ((got - value).abs() <= limit).all(), name
+
+
+def moments(optimizer, number):
+    values = optimizer.state_dict()["state"].get(number, {}).items()
+    return {name: value for name, value in values if name not in ("step", "master", "ema")}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [*STATEFUL.args[1], ("SGD", {}), ("AdamW", {"amsgrad": True})], ids=lambda it: str(it)
+)
+@pytest.mark.parametrize("source", ["reference", f32, bf16, "8bit"], ids=str)
+@pytest.mark.parametrize("state_dtype", [f32, bf16, "8bit"], ids=str)
+def test_every_state_loads_into_every_layout(name, options, source, state_dtype):
+    for dtype, master_weights, error in LAYOUTS:
+        params = weights(dtype, [(64, 64), (33,)])
+        if source == "reference":
+            first = reference(name, params[: 1 if name == "Muon" else 2], **options)
+        else:
+            first = make(name, params, state_dtype=source, ema_decay=0.5, **options)
+        train(first, 0, 3)
+        saved = checkpoint(first)
+        second = make(name, copies(params_of(first)), master_weights=master_weights, state_dtype=state_dtype, **options)
+        second.load_state_dict(copy.deepcopy(saved))
+        values = second.state_dict()["state"]
+        for i, old in saved["state"].items():
+            assert_rounded(moments(first, i), moments(second, i), state_dtype)
+            assert values.get(i, {}).get("step", 0) == old.get("step", 0) or name in ("SGD", "Lion", "LAMB", "Muon")
+            if "ema" in old:
+                assert torch.equal(values[i]["ema"], old["ema"])
+            if "master" in old and master_weights != "none":
+                assert ((values[i]["master"] - old["master"]).abs() <= error * old["master"].abs()).all()
+        for optimizer in (first, second):  # what a load forgot starts anew here
+            step(optimizer, 3, 0.125)
+        if dtype == f32 and source in ("reference", f32):  # nothing else is rounded
+            for i in saved["state"]:
+                for key, value in moments(first, i).items():
+                    error = (moments(second, i)[key] - value).abs().max()
+                    assert error <= value.abs().max() * {f32: 2**-20, bf16: 2**-7, "8bit": 2**-2}[state_dtype], key
+
+
+def test_codes_are_moments(tmp_path):
+    """A file holds the codes of 8-bit moments: they are kept where the group asks for none, and refused by an optimizer without them."""
+    switched = {"AdamW": {"amsgrad": True}, "SGD": {"momentum": 0.9}}
+    for name, options in switched.items():
+        first = optimizer_of(name, "fp32", options)
+        train(first, 0, 2)
+        first.param_groups[0].update({"amsgrad": False} if name == "AdamW" else {"momentum": 0.0})
+        ak.checkpoint.save(tmp_path / name, optimizer=first)
+        saved = torch.load(tmp_path / name, weights_only=True)["optimizer"]
+        second = optimizer_of(name, "fp32", options, copies(params_of(first)))
+        second.load_state_dict(saved)
+        assert same(first.state_dict()["state"], second.state_dict()["state"])
+    saved = torch.load(tmp_path / "AdamW", weights_only=True)["optimizer"]
+    lion = optimizer_of("Lion", "fp32", {})
+    with pytest.raises(ValueError, match="Lion: the loaded state has exp_avg_sq, max_exp_avg_sq; accepted"):
+        lion.load_state_dict(saved)

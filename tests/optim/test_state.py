@@ -363,3 +363,39 @@ def test_whoever_clips_inside_a_closure_may():
     with pytest.raises(KeyError):
         optimizer.step(broken)
     assert optimizer._step_supports_amp_scaling
+
+
+@pytest.mark.parametrize("options", [{}, {"master_weights": "split24", "state_dtype": "8bit"}], ids=["fp32", "packed"])
+def test_state_is_not_moved_to_another_device_piece_by_piece(options):
+    """Loops that offload it would copy each value into its flat buffer, and free nothing."""
+    p = param(64, 64, dtype=bf16)
+    optimizer = make("AdamW", [p], **options)
+    step(optimizer, [p])
+    state, before = optimizer.state[p], {key: value.clone() for key, value in optimizer.state[p].items()}
+    for name in [*state, *before]:
+        for write in (state.__setitem__, lambda key, value: state.update({key: value})):
+            with pytest.raises(
+                ValueError, match=rf"optimizer.state: {name} is on meta; accepted: a tensor on cpu \(all state"
+            ):
+                write(name, state[name].to("meta"))
+    with pytest.raises(ValueError, match="is on meta"):
+        state.update(step=torch.tensor(9.0), exp_avg=state["exp_avg"].to("meta"))
+    assert all(torch.equal(value, before[key]) for key, value in state.items())
+    state["step"] = torch.tensor(7.0)
+    state.update({name: state[name].clone() for name in state})
+    assert optimizer.state_dict()["state"][0]["step"] == 7
+
+
+def test_the_seed_is_saved_once_it_counts():
+    """A checkpoint of torch's AdamW has none, and loads where nothing is rounded stochastically."""
+    for options, dtype, shape in [
+        ({"master_weights": "none"}, f32, (64, 64)),
+        ({"state_dtype": "8bit"}, f32, (8,)),
+        ({"state_dtype": "8bit"}, f32, (64, 64)),
+        ({"master_weights": "split24"}, bf16, (8,)),
+    ]:
+        optimizer = akopt.AdamW([p := param(*shape, dtype=dtype)], seed=3, **options)
+        assert "seed" not in optimizer.state_dict()["param_groups"][0]
+        step(optimizer, [p])
+        draws = dtype == bf16 or (options == {"state_dtype": "8bit"} and p.numel() >= 4096)
+        assert ("seed" in optimizer.state_dict()["param_groups"][0]) == draws
