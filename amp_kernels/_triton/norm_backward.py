@@ -21,6 +21,7 @@ from ._tables import on, programs
 
 LIMIT = 8192
 PROGRAMS_PER_SM = 4
+MOST_ROWS = 1024  # that a lane adds one after the other; more rows take more programs
 
 
 @triton.jit
@@ -160,7 +161,7 @@ def norm_backward(call: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     options = (call.seed, call.parameters, call.dropout_p, call.branch_dtype)
     tensors = (call.grad, call.x, call.rstd, call.mean, call.weight, call.grad_sum)
     check_backward(*tensors, *options)
-    strips = programs(call.x.device, PROGRAMS_PER_SM)
+    strips = max(programs(call.x.device, PROGRAMS_PER_SM), triton.cdiv(call.x.shape[0], MOST_ROWS))
     return _run(*(t if t is None else t.contiguous() for t in tensors), *options, strips)
 
 
