@@ -27,7 +27,7 @@ def build(folder: Path) -> None:
     """A copy of the package in ``folder`` with that library, and what ``python -m tests...`` needs."""
     cmake = [
         "cmake", "-S", ROOT, "-B", folder / "build", "-G", "Ninja", f"-DTORCH_ROOT={Path(torch.__file__).parent}",
-        "-DCMAKE_BUILD_TYPE=Release", f"-DCMAKE_CXX_FLAGS_RELEASE={FLAGS}", "-DAK_WIDTHS=OFF",
+        "-DCMAKE_BUILD_TYPE=Release", f"-DCMAKE_CXX_FLAGS_RELEASE={FLAGS}",
     ]  # fmt: skip
     if shutil.which("ccache"):
         cmake.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
