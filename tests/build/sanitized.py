@@ -21,13 +21,14 @@ ROOT = Path(__file__).parents[2]
 LIBRARY = "libamp_kernels_cpu.so"
 # gcc takes the last level of optimization. Not vptr: torch's libraries hide their types.
 FLAGS = "-O1 -fsanitize=undefined,bounds-strict -fno-sanitize=vptr -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS"
+ONE_WIDTH = ROOT / "tests" / "build" / "one_width.h"
 
 
 def build(folder: Path) -> None:
     """A copy of the package in ``folder`` with that library, and what ``python -m tests...`` needs."""
     cmake = [
         "cmake", "-S", ROOT, "-B", folder / "build", "-G", "Ninja", f"-DTORCH_ROOT={Path(torch.__file__).parent}",
-        "-DCMAKE_BUILD_TYPE=Release", f"-DCMAKE_CXX_FLAGS_RELEASE={FLAGS}",
+        "-DCMAKE_BUILD_TYPE=Release", f"-DCMAKE_CXX_FLAGS_RELEASE={FLAGS} -include {ONE_WIDTH}",
     ]  # fmt: skip
     if shutil.which("ccache"):
         cmake.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")

@@ -9,8 +9,6 @@ import torch
 
 from . import sanitized
 
-PRODUCT = "torch.ops.amp_kernels.gemm"
-
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
