@@ -29,6 +29,22 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "swiglu": _swiglu,
 }
 
+_FLAT = 1e4  # from here on the tail of a smooth activation is 0
+
+
+def activated(z: torch.Tensor, activation: str) -> torch.Tensor:
+    """``activation(z)`` as the kernels compute it: 0 at -inf, where torch's formulas of smooth activations give NaN."""
+    if activation in GATED:
+        gate, up = halves(z)
+        return activated(gate, "silu") * up
+    return ACTIVATIONS[activation](z if activation in ("none", "relu") else z.clamp(min=-_FLAT))
+
+
+def sloping(z: torch.Tensor) -> torch.Tensor:
+    """``z`` for torch's derivatives of smooth activations, which are NaN at infinity: 0 and 1 in the kernels."""
+    return z.clamp(-_FLAT, _FLAT)
+
+
 #: Gated activations: the result has half the columns of ``z``, ``silu(z[..., :F]) * z[..., F:]``.
 GATED = ("swiglu",)
 

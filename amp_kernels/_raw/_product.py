@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from .. import _functional as F
-from .._checks.activations import ACTIVATIONS, activated_width, check_activation, check_gated_width
+from .._checks.activations import activated, activated_width, check_activation, check_gated_width
 from .._checks.lists import names
 from .._checks.operands import HALF_DTYPES, KERNEL_DTYPES, check_out_dtype, check_same_device, check_tensor
 
@@ -109,7 +109,7 @@ def finished(
     z: torch.Tensor, residual: torch.Tensor | None, activation: str, beta: float, out_dtype: torch.dtype
 ) -> torch.Tensor:
     """``activation(z) + beta * residual`` of an fp32 ``z``, rounded once. With ``beta`` 0, ``residual`` is not read."""
-    out = ACTIVATIONS[activation](z)
+    out = activated(z, activation)
     if residual is not None and beta != 0:
         out = torch.add(out, residual.float(), alpha=beta)
     return out.to(out_dtype)

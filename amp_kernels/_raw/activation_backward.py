@@ -11,31 +11,41 @@ from collections.abc import Iterator
 
 import torch
 
-from .. import _functional as F
-from .._checks.activations import ACTIVATIONS, GATED, activated_width, check_activation, check_gated_width, halves
+from .._checks.activations import (
+    ACTIVATIONS,
+    GATED,
+    activated,
+    activated_width,
+    check_activation,
+    check_gated_width,
+    halves,
+    sloping,
+)
 from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES
 from .._checks.operands import check_same_device, check_tensor
 from .._dispatch.library import Sample, define
+from .activation_forward import extremes
 
 aten = torch.ops.aten
 
 
 def _silu_backward(grad: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    z = sloping(z)
     s = torch.sigmoid(z)  # aten.silu_backward itself has no derivative
     return grad * (s + z * s * (1 - s))
 
 
 def _swiglu_backward(grad: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     gate, up = halves(z)
-    return torch.cat([_silu_backward(grad * up, gate), grad * F.silu(gate)], dim=-1)
+    return torch.cat([_silu_backward(grad * up, gate), grad * activated(gate, "silu")], dim=-1)
 
 
 #: ``name -> (grad, z) -> grad of z``, in torch's own operations, which are differentiable themselves.
 DERIVATIVES = {
     "none": lambda grad, z: grad,
     "relu": lambda grad, z: aten.threshold_backward(grad, z, 0),
-    "gelu": lambda grad, z: aten.gelu_backward(grad, z),
-    "gelu_tanh": lambda grad, z: aten.gelu_backward(grad, z, approximate="tanh"),
+    "gelu": lambda grad, z: aten.gelu_backward(grad, sloping(z)),
+    "gelu_tanh": lambda grad, z: aten.gelu_backward(grad, sloping(z), approximate="tanh"),
     "silu": _silu_backward,
     "swiglu": _swiglu_backward,
 }
@@ -90,6 +100,8 @@ def samples(device: str) -> Iterator[Sample]:
             grad, z = (torch.randint(-3, 4, (rows, columns), generator=generator) for _ in range(2))
             z = torch.cat([100 * (z > 0), z], -1) if activation in GATED else z
             yield (grad.to(device, dtype), z.to(device, dtype)), {"activation": activation, "bias_grad": True}
+    for activation in ACTIVATIONS:
+        yield (torch.ones(1, 7, device=device), extremes(activation).to(device)), {"activation": activation}
 
 
 op = define(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from .._checks.activations import ACTIVATIONS, GATED, check_activation, check_gated_width
+from .._checks.activations import ACTIVATIONS, GATED, activated, check_activation, check_gated_width
 from .._checks.lists import KERNEL_DTYPES
 from .._checks.operands import check_tensor
 from .._dispatch.library import Sample, define
@@ -32,7 +32,13 @@ def check(
 
 def _reference(preact, *, activation):
     check(preact, activation)
-    return ACTIVATIONS[activation](preact.float().contiguous()).to(preact.dtype, copy=True)
+    return activated(preact.float().contiguous(), activation).to(preact.dtype, copy=True)
+
+
+def extremes(activation: str) -> torch.Tensor:
+    """Infinities, NaN, zeros and large numbers; of a gated activation as gates."""
+    z = torch.tensor([[float("-inf"), float("inf"), float("nan"), 0.0, -0.0, -1e30, 1e30]])
+    return torch.cat([z, torch.ones_like(z)], 1) if activation in GATED else z
 
 
 def samples(device: str) -> Iterator[Sample]:
@@ -43,6 +49,8 @@ def samples(device: str) -> Iterator[Sample]:
     yield (torch.randn(3, 2200, generator=generator).to(device, torch.bfloat16),), {"activation": "swiglu"}
     yield (torch.randn(2, 1033, generator=generator).to(device, torch.float16),), {"activation": "gelu"}
     yield (z[:0],), {"activation": "silu"}
+    for activation in ACTIVATIONS:
+        yield (extremes(activation).to(device),), {"activation": activation}
 
 
 op = define("activation_forward(Tensor preact, *, str activation) -> Tensor", _reference, samples=samples)

@@ -11,6 +11,9 @@ from .dropout import dropout_word, dropout_words, dropped_out
 #: Columns of a piece of a row that is too long for registers.
 PIECE = 4096
 
+#: Pieces that a lane adds one after the other; a longer row adds such sums, so that the error does not grow with it.
+CHAIN = tl.constexpr(64)
+
 INFINITY = tl.constexpr(float("inf"))
 SMALLER = tl.constexpr(SHRINK)
 

@@ -14,6 +14,7 @@ from ._tables import on
 
 BLOCK = (32, 128)  # rows and columns in flight in a program
 PROGRAMS = 1024  # about so many; by the shape alone, so that the order of additions depends on nothing else
+MOST_ROWS = 1024  # that a lane adds one after the other; more rows take more programs
 _SLOTS = (64, 64)  # of the shares' sums
 
 
@@ -59,7 +60,7 @@ def summed(rows: int, columns: int, device: torch.device, run: Callable) -> torc
     if columns == 0:
         return sums
     strips = triton.cdiv(columns, BLOCK[1])
-    shares = max(1, min(PROGRAMS // strips, triton.cdiv(rows, BLOCK[0])))
+    shares = max(1, min(PROGRAMS // strips, triton.cdiv(rows, BLOCK[0])), triton.cdiv(rows, BLOCK[0] * MOST_ROWS))
     slots = sums if shares == 1 else torch.empty(shares, columns, dtype=torch.float32, device=device)
     with on(device):
         run((strips, shares), slots, shares)

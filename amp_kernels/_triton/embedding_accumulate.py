@@ -6,6 +6,8 @@ finished there; one that crosses pieces leaves a partial sum in each, which a se
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -143,7 +145,8 @@ def embedding_accumulate_(
     entries, columns = grad.shape
     if entries * columns == 0:
         return
-    size = max(SMALLEST_PIECE, -(-entries // MOST_PIECES))
+    most = MOST_PIECES if entries <= 1 << 20 else math.isqrt(entries)  # csrc/embedding/call.h
+    size = max(SMALLEST_PIECE, -(-entries // most))
     pieces = -(-entries // size)
     block = min(BLOCK, max(32, triton.next_power_of_2(columns)))
     if in_order:

@@ -16,11 +16,12 @@ import triton.language as tl
 from .._raw._norm import check_backward
 from .._raw.dropout import GROUP, rate
 from .._raw.norm_backward import op
-from ._norm import block_of, drop_columns, load_row, warps_of
+from ._norm import CHAIN, block_of, drop_columns, load_row, warps_of
 from ._tables import on, programs
 
 LIMIT = 8192
 PROGRAMS_PER_SM = 4
+MOST_ROWS = 1024  # that a lane adds one after the other; more rows take more programs
 
 
 @triton.jit
@@ -125,16 +126,21 @@ def norm_backward_kernel(
         else:
             sum_g = tl.zeros([BLOCK], tl.float32)
             sum_gn = tl.zeros([BLOCK], tl.float32)
-            for begin in range(0, columns, BLOCK):
-                column = begin + tl.arange(0, BLOCK)
-                inside = column < columns
-                dy, n, g = _piece(grad, x, weight, row, column, inside, mean, rstd)
-                sum_g += g
-                sum_gn += g * n
-                if PARAMETERS > 0:
-                    _add(slot, column, inside, dy * n, index == first)
-                if PARAMETERS > 1:
-                    _add(slot + columns, column, inside, dy, index == first)
+            for chain in range(0, columns, CHAIN * BLOCK):
+                chain_g = tl.zeros([BLOCK], tl.float32)
+                chain_gn = tl.zeros([BLOCK], tl.float32)
+                for begin in range(chain, tl.minimum(columns, chain + CHAIN * BLOCK), BLOCK):
+                    column = begin + tl.arange(0, BLOCK)
+                    inside = column < columns
+                    dy, n, g = _piece(grad, x, weight, row, column, inside, mean, rstd)
+                    chain_g += g
+                    chain_gn += g * n
+                    if PARAMETERS > 0:
+                        _add(slot, column, inside, dy * n, index == first)
+                    if PARAMETERS > 1:
+                        _add(slot + columns, column, inside, dy, index == first)
+                sum_g += chain_g
+                sum_gn += chain_gn
             mean_gn = tl.div_rn(tl.sum(sum_gn, 0), count)
             if means is not None:
                 mean_g = tl.div_rn(tl.sum(sum_g, 0), count)
@@ -160,7 +166,7 @@ def norm_backward(call: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     options = (call.seed, call.parameters, call.dropout_p, call.branch_dtype)
     tensors = (call.grad, call.x, call.rstd, call.mean, call.weight, call.grad_sum)
     check_backward(*tensors, *options)
-    strips = programs(call.x.device, PROGRAMS_PER_SM)
+    strips = max(programs(call.x.device, PROGRAMS_PER_SM), triton.cdiv(call.x.shape[0], MOST_ROWS))
     return _run(*(t if t is None else t.contiguous() for t in tensors), *options, strips)
 
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from .._raw._norm import check_forward
 from .._raw.dropout import GROUP, rate
 from .._raw.norm_forward import op
-from ._norm import INFINITY, SMALLER, block_of, deviation, drop_columns, load_row, warps_of
+from ._norm import CHAIN, INFINITY, SMALLER, block_of, deviation, drop_columns, load_row, warps_of
 from ._tables import on
 
 LIMIT = 16384
@@ -64,16 +64,22 @@ def _statistics_of_pieces(
     mean = tl.cast(0.0, tl.float32)
     if CENTRED:
         sums = tl.zeros([BLOCK], tl.float32)
-        for begin in range(0, columns, BLOCK):
-            column = begin + tl.arange(0, BLOCK)
-            sums += load_row(source, row + column, column < columns) * FACTOR
+        for first in range(0, columns, CHAIN * BLOCK):
+            chain = tl.zeros([BLOCK], tl.float32)
+            for begin in range(first, tl.minimum(columns, first + CHAIN * BLOCK), BLOCK):
+                column = begin + tl.arange(0, BLOCK)
+                chain += load_row(source, row + column, column < columns) * FACTOR
+            sums += chain
         mean = tl.div_rn(tl.sum(sums, 0), count)
     squares = tl.zeros([BLOCK], tl.float32)
-    for begin in range(0, columns, BLOCK):
-        column = begin + tl.arange(0, BLOCK)
-        inside = column < columns
-        d = tl.where(inside, load_row(source, row + column, inside) * FACTOR - mean, 0.0)
-        squares += d * d
+    for first in range(0, columns, CHAIN * BLOCK):
+        chain = tl.zeros([BLOCK], tl.float32)
+        for begin in range(first, tl.minimum(columns, first + CHAIN * BLOCK), BLOCK):
+            column = begin + tl.arange(0, BLOCK)
+            inside = column < columns
+            d = tl.where(inside, load_row(source, row + column, inside) * FACTOR - mean, 0.0)
+            chain += d * d
+        squares += chain
     square = tl.div_rn(tl.sum(squares, 0), count)
     return mean * (1 / FACTOR), deviation(square, eps, FACTOR), square
 

@@ -18,6 +18,7 @@ from ._norm import INFINITY, SMALLER, deviation, load_row
 from ._tables import on, programs
 
 PROGRAMS_PER_SM = 4
+MOST_TOKENS = 1024  # that a lane adds one after the other; more tokens take more programs
 _ELEMENTS = 2048  # of the heads that a program has at a time
 
 
@@ -262,7 +263,8 @@ def rotary_backward(call: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
         flags = {"TRANSPOSED": True, "INTERLEAVED": call.interleaved}
         results = _turn_heads(*call[:4], None, None, call.eps, call.out_dtype, **flags)
         return *results, call.cos.new_empty((0, call.grad_q.shape[3]), dtype=torch.float32)
-    return _gradients(call, programs(call.q.device, PROGRAMS_PER_SM))
+    strips = programs(call.q.device, PROGRAMS_PER_SM)
+    return _gradients(call, max(strips, triton.cdiv(call.q.shape[0] * call.q.shape[1], MOST_TOKENS)))
 
 
 def _gradients(call: Any, strips: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

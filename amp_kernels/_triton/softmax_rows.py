@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from .._raw.softmax_rows import check_backward, check_forward
-from ._norm import INFINITY, block_of, load_row, warps_of
+from ._norm import CHAIN, INFINITY, block_of, load_row, warps_of
 from ._tables import on
 
 LIMIT = 16384
@@ -148,10 +148,13 @@ def softmax_rows_backward_kernel(
         _finish(out, row, lanes, columns, mask, y, g, total, base, inverse, LOG)
     else:
         sums = tl.zeros([BLOCK], tl.float32)
-        for begin in range(0, columns, BLOCK):
-            column = begin + lanes
-            g = load_row(grad, row + column, column < columns)
-            sums += g if LOG else g * load_row(of, row + column, column < columns)
+        for first in range(0, columns, CHAIN * BLOCK):
+            chain = tl.zeros([BLOCK], tl.float32)
+            for begin in range(first, tl.minimum(columns, first + CHAIN * BLOCK), BLOCK):
+                column = begin + lanes
+                g = load_row(grad, row + column, column < columns)
+                chain += g if LOG else g * load_row(of, row + column, column < columns)
+            sums += chain
         total = tl.sum(sums, 0)
         for begin in range(0, columns, BLOCK):
             column = begin + lanes

@@ -43,9 +43,10 @@ def get_total_norm(
     """:func:`torch.nn.utils.get_total_norm`: the norm of all tensors as one vector. No host sync, unless ``error_if_nonfinite``.
 
     The L2 and infinity norms of dense float16, bfloat16 and float32 tensors in any mix take one read per device and are float32;
-    squares are summed in a fixed order. (torch rounds to the tensors' dtype, so its L2 norm of float16 gradients is infinite above
-    65504; it rejects the infinity norm of an empty tensor, which is 0 here.) torch computes everything else: other norms, float64,
-    tensor subclasses except DTensor, tensors with gaps in memory, other devices.
+    squares are summed in a fixed order. An L2 norm above 1.8e19, whose square float32 does not hold, is infinite. (torch rounds to
+    the tensors' dtype, so its L2 norm of float16 gradients is infinite above 65504; it rejects the infinity norm of an empty
+    tensor, which is 0 here.) torch computes everything else: other norms, float64, tensor subclasses except DTensor, tensors with
+    gaps in memory, other devices.
 
     DTensors may have any placements and be on several meshes if one contains the others. Plain tensors next to them must be equal
     on all ranks. Every rank reads its shards, and one all-reduce, in which all ranks must take part with the same list, gives the norm.

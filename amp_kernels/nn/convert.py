@@ -92,8 +92,9 @@ def convert(
     With ``fuse_loss`` a causal language model of transformers (GPT2LMHeadModel, LlamaForCausalLM, ...) computes its head and its loss
     by :func:`amp_kernels.linear_cross_entropy` when it is called with ``labels=`` in training mode. The logits of all tokens never
     exist, and a use of the output's ``logits`` raises an error that says so. A model is recognised by running its forward on a few
-    numbers; one that changes its logits before the loss (Gemma 2) stays as it is. The model's own forward runs in evaluation, in torch.compile, with
-    ``return_dict=False``, with a loss function set by the user, and while the head has hooks, was replaced or is a DTensor.
+    numbers; one that changes its logits before the loss (Gemma 2) stays as it is. The model's own forward runs in evaluation, in
+    torch.compile, with ``return_dict=False``, with a loss function set by the user, and while the head has hooks, was replaced or is a
+    DTensor.
 
     With ``fuse_rotary`` the attention of transformers' models (Llama, Mistral, Qwen3, Phi, Cohere and others) turns queries and keys by
     :func:`amp_kernels.rotary`, which also makes their norms, if there are any: one kernel forward and one backward. This covers every

@@ -76,7 +76,8 @@ def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:
             arXiv:1606.08415).
 
     Returns:
-        A contiguous tensor in the dtype of ``input``, inside torch.autocast, too. Saved for backward: ``input``.
+        A contiguous tensor in the dtype of ``input``, inside torch.autocast, too. Saved for backward: ``input``. -inf gives 0
+        with the gradient 0, and inf has the gradient 1: these are the limits, where torch's own, of float64 too, gives NaN.
 
     Raises:
         TypeError: the dtype is not accepted.
@@ -97,7 +98,7 @@ def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:
 def silu(input: Tensor) -> Tensor:
     """torch.nn.functional.silu, ``x * sigmoid(x)``, computed in fp32 and rounded once.
 
-    The argument, the result and the errors are those of :func:`gelu`.
+    The argument, the result, also at infinity, and the errors are those of :func:`gelu`.
 
     Examples:
         >>> ak.silu(torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float16))
@@ -118,7 +119,8 @@ def swiglu(input: Tensor, *more: Tensor) -> Tensor:
             fp32 or float64, any strides.
 
     Returns:
-        A contiguous ``[..., F]`` in the dtype of ``input``, inside torch.autocast, too. Saved for backward: ``input``.
+        A contiguous ``[..., F]`` in the dtype of ``input``, inside torch.autocast, too. Saved for backward: ``input``. Gates at
+        infinity are those of :func:`silu`.
 
     Raises:
         TypeError: the dtype or layout is not accepted, or gates and values come as two tensors.

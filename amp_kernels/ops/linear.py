@@ -193,8 +193,8 @@ def linear(
         bias: ``[out_features]``; for 16-bit work in the working dtype or fp32, in autocast in any of the three, otherwise in
             the dtype of ``x``.
         activation: ``None``, ``"relu"``, ``"gelu"`` (erf), ``"gelu_tanh"``, ``"silu"`` or ``"swiglu"``, computed in
-            fp32 before the one rounding. ``"swiglu"`` is ``silu(gate) * up``; the first half of the output features are
-            the gates.
+            fp32 before the one rounding, at infinity as :func:`gelu`. ``"swiglu"`` is ``silu(gate) * up``; the first half of
+            the output features are the gates.
         split: sizes that add up to ``out_features``: the result is ``linear(...).split(split, -1)``. On Hopper the backward
             reads the gradients of two or three pieces in place, such as attention's of q, k and v, if the sizes are
             multiples of 64; otherwise it concatenates them once. Without an activation.

@@ -27,11 +27,12 @@ class MixedPrecision(TypedDict, total=False):
     Args:
         master_weights: where a 16-bit parameter's float32 weight lives: ``"fp32"`` keeps it next to the parameter,
             ``"split"`` keeps the 16 bits that the parameter lacks (2 bytes instead of 4; bfloat16 loses nothing,
-            float16 nothing above 2^-17). ``"split24"`` keeps 8 of them, 1 byte, and rounds each updated weight
-            stochastically to these 24 bits: 16 significant bits for bfloat16, 19 for float16. ``"none"`` keeps nothing
-            and rounds each updated weight stochastically, so that updates too small for 16 bits count on average (Gupta
-            et al., "Deep learning with limited numerical precision", ICML 2015); ``"none_rne"`` rounds it to nearest
-            even, as torch's own optimizers do. float32 parameters are their own masters, whatever is chosen.
+            float16 nothing above 2^-17; ties of the weight go away from zero, not to even). ``"split24"`` keeps 8 of
+            them, 1 byte, and rounds each updated weight stochastically to these 24 bits: 16 significant bits for
+            bfloat16, 19 for float16. ``"none"`` keeps nothing and rounds each updated weight stochastically, so that
+            updates too small for 16 bits count on average (Gupta et al., "Deep learning with limited numerical
+            precision", ICML 2015); ``"none_rne"`` rounds it to nearest even, as torch's own optimizers do. float32
+            parameters are their own masters, whatever is chosen.
         shadow_dtype: ``torch.float16`` or ``torch.bfloat16`` keeps a copy of each float32 parameter, written by the
             step, that :func:`amp_kernels.linear` uses under autocast instead of casting the weight in every forward. Only
             calls that record gradients use it: evaluation casts the weights as they are, also those that weight averaging swapped in.

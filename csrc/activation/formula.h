@@ -8,8 +8,8 @@
 //   f(x) = relu(x) - t q(t),      f'(x) = 1/2 + sign(x) (1/2 - g(t)),  g = q + t q'
 // where q falls from 1/2 to 0: the upper tail of the normal distribution for gelu, a sigmoid for the others. The tails
 // of gelu are 2^p(t), and g is (1 - t / t0) 2^p(t) with its zero t0, the polynomials p being minimax fits with
-// p(0) = -1. Limits are right: f(-inf) = 0, f(inf) = inf, f'(-inf) = 0, f'(inf) = 1, and NaN stays NaN. Bounds, with
-// u = 2^-24, as tests/math/test_activation.py checks:
+// p(0) = -1. f(-inf) = -0, f(inf) = inf, f'(-inf) = 0, f'(inf) = 1: the limits, where torch has NaN, save f(inf).
+// NaN stays NaN. Bounds, with u = 2^-24, as tests/math/test_activation.py checks:
 //   f   4 u |x|; in the tail also 2^-11, 2^-10 or (6 + |x| / 2) u of the result for gelu, gelu_tanh and silu, give or
 //       take 2^-36, 2^-33 and 2^-118, since f is 0 below -7, -6 and -87
 //   f'  4 u

@@ -353,13 +353,14 @@ int ring_teams(const RingMatrix (&matrices)[kMatrices], int64_t rows, int column
 
 /// Launches kernel(p, teams), which begins with wait_for_previous_kernel(), with up to `most` teams per block. Sets
 /// *groups to the number of blocks or clusters, or to 0 if a team does not fit into shared memory or no cluster the
-/// chip; then nothing is launched.
+/// chip; then nothing is launched. A team has at most `most_rows`: a larger grid is not persistent.
 template <class Team, int kMatrices, class Kernel, class Problem>
 Status launch_ring(const char* name, Kernel kernel, const Problem& p, const RingMatrix (&matrices)[kMatrices],
-                   int columns, int most, Stream stream, int64_t* groups) {
+                   int columns, int most, Stream stream, int64_t* groups, int64_t most_rows = INT32_MAX) {
   const int teams = ring_teams<Team>(matrices, p.rows, columns, most);
-  *groups = teams == 0 ? 0 : std::min<int64_t>(p.rows, ring_groups<Team>());
+  *groups = 0;
   if (teams == 0) return {};
+  int64_t resident = ring_groups<Team>();
   LaunchConfig config{
       .name = name,
       .grid = Team::kCluster,
@@ -369,9 +370,10 @@ Status launch_ring(const char* name, Kernel kernel, const Problem& p, const Ring
       .overlap_previous = true,
       .stream = stream};
   if constexpr (Team::kCluster > 1) {
-    *groups = std::min<int64_t>(*groups, resident_clusters(kernel, config));
-    if (*groups == 0) return {};
+    resident = std::min<int64_t>(resident, resident_clusters(kernel, config));
+    if (resident == 0) return {};
   }
+  *groups = std::min<int64_t>(p.rows, std::max<int64_t>(resident, (p.rows - 1) / (most_rows * teams) + 1));
   config.grid = static_cast<int>(*groups) * Team::kCluster;
   return launch(kernel, config, p, teams);
 }

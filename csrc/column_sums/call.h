@@ -23,8 +23,9 @@ struct ColumnSums {
 /// of columns and a share of the rows; a thread has 8 columns, and a team of `lanes` threads a row of the strip.
 struct ColumnStrips {
   static constexpr int kThreads = 256, kColumns = 8, kLanes = 32;
-  static constexpr int kRows = 4;      // of a team, at least, before the rows are shared
-  static constexpr int kBlocks = 528;  // four on each of 132 SMs
+  static constexpr int kRows = 4;         // of a team, at least, before the rows are shared
+  static constexpr int kMostRows = 1024;  // of a team: it adds them in fp32, one after the other
+  static constexpr int kBlocks = 528;     // four on each of 132 SMs, or more for many rows
 
   int count, lanes, teams;
   int64_t shares;
@@ -34,7 +35,8 @@ struct ColumnStrips {
     count = (held - 1) / kLanes + 1;
     lanes = (held - 1) / count + 1;
     teams = kThreads / lanes;
-    shares = std::clamp<int64_t>(kBlocks / count, 1, (rows - 1) / (teams * kRows) + 1);
+    const int64_t least = (rows - 1) / (teams * kMostRows) + 1, most = (rows - 1) / (teams * kRows) + 1;
+    shares = std::clamp<int64_t>(kBlocks / count, least, most);
   }
 };
 

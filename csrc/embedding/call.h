@@ -1,6 +1,7 @@
 // The call of embedding_accumulate_: rows of gradients added to the rows of a table.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -25,12 +26,15 @@ struct EmbeddingAccumulate {
 };
 
 /// The sorted entries are cut into pieces. The cuts depend on the number of entries alone, and so the bits do too.
+/// Above a million entries there are as many pieces as each has entries: fp32 adds these and those of a long run in
+/// order.
 struct EmbeddingPieces {
   int64_t size, count;
 };
 inline EmbeddingPieces embedding_pieces(int64_t entries) {
   constexpr int64_t kSmallest = 16, kMost = 1024;
-  const int64_t size = std::max(kSmallest, (entries + kMost - 1) / kMost);
+  const int64_t most = std::max(kMost, static_cast<int64_t>(std::sqrt(static_cast<double>(entries))));
+  const int64_t size = std::max(kSmallest, (entries + most - 1) / most);
   return {size, (entries + size - 1) / size};
 }
 /// Two rows of fp32 for each piece: the sums of the runs that it shares with the previous and with the next piece.

@@ -1,13 +1,14 @@
 // embedding_accumulate_ on the CPU: out[r] += sum of the rows of grad whose index is r, in fp32, rounded once.
 //
 // A run of equal indices belongs to the thread in whose share of the entries it begins, which adds it in the order of
-// the entries: the bits are the same for any number of threads.
+// the entries: the bits are the same for any number of threads. A long run is summed in chains (sum_rows).
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "base/cpu/chunks.h"
+#include "base/cpu/column_sums.h"
 #include "base/cpu/tile.h"
 #include "embedding/call.h"
 
@@ -29,13 +30,14 @@ AK_SIMD_CLONES void add_quotient_span(const float* __restrict sum, float count, 
 Status embedding_accumulate(const EmbeddingAccumulate& call, Stream) {
   const int64_t columns = call.columns;
   const auto add_run = [&](int64_t first, int64_t run_end, std::vector<float>& sum) {
-    std::fill(sum.begin(), sum.end(), 0.0f);
-    float* const total = call.in_order ? static_cast<float*>(call.out) + call.sorted[first] * columns : sum.data();
-    with_narrow_dtype(call.grad_type, [&]<typename T>(T) {
-      for (int64_t i = first; i < run_end; ++i)
-        add_span(static_cast<const T*>(call.grad) + call.order[i] * columns, total, columns);
-    });
-    if (call.in_order) return;
+    const auto add_entries = [&](int64_t from, int64_t to, float* total) {
+      with_narrow_dtype(call.grad_type, [&]<typename T>(T) {
+        for (int64_t i = from; i < to; ++i)
+          add_span(static_cast<const T*>(call.grad) + call.order[i] * columns, total, columns);
+      });
+    };
+    if (call.in_order) return add_entries(first, run_end, static_cast<float*>(call.out) + call.sorted[first] * columns);
+    sum_rows(first, run_end, columns, sum.data(), add_entries);
     const float count = call.by_frequency ? static_cast<float>(run_end - first) : 1.0f;
     with_narrow_dtype(call.out_type, [&]<typename T>(T) {
       add_quotient_span(sum.data(), count, static_cast<T*>(call.out) + call.sorted[first] * columns, columns);

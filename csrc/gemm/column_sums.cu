@@ -17,6 +17,7 @@ namespace {
 constexpr int kSumThreads = 256;
 constexpr int kSumWarps = kSumThreads / kWarpThreads;
 constexpr int kSumInFlight = 16;
+constexpr int kSumChain = 512;  // rows that a thread adds in fp32; it adds such sums in double
 
 AK_KERNEL(kSumThreads, 4) gemm_column_sums_kernel(const float* sums, int64_t rows, int64_t columns, float* out) {
   wait_for_previous_kernel();
@@ -24,10 +25,13 @@ AK_KERNEL(kSumThreads, 4) gemm_column_sums_kernel(const float* sums, int64_t row
   auto of_warp = shared<float, kSumThreads>();
   const int lane = lane_index(), warp = warp_index();
   const int64_t x = static_cast<int64_t>(block_index()) * kWarpThreads + lane;
-  float sum = 0.0f;
-  if (x < columns) {
+  double total = 0.0;
+  AK_NO_UNROLL
+  for (int64_t begin = warp; x < columns && begin < rows; begin += kSumChain * kSumWarps) {
+    const int64_t end = begin + kSumChain * kSumWarps < rows ? begin + kSumChain * kSumWarps : rows;
+    float chain = 0.0f;
     AK_NO_UNROLL
-    for (int64_t first = warp; first < rows; first += kSumInFlight * kSumWarps) {
+    for (int64_t first = begin; first < end; first += kSumInFlight * kSumWarps) {
       float v[kSumInFlight];
       AK_UNROLL
       for (int i = 0; i < kSumInFlight; i++) {
@@ -35,9 +39,11 @@ AK_KERNEL(kSumThreads, 4) gemm_column_sums_kernel(const float* sums, int64_t row
         v[i] = row < rows ? load(sums + row * columns + x) : 0.0f;
       }
       AK_UNROLL
-      for (int i = 0; i < kSumInFlight; i++) sum += v[i];
+      for (int i = 0; i < kSumInFlight; i++) chain += v[i];
     }
+    total += chain;
   }
+  float sum = static_cast<float>(total);
   of_warp[thread_index()] = sum;
   block_sync();
   if (warp != 0 || x >= columns) return;

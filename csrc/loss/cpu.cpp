@@ -2,7 +2,8 @@
 // the logits. A thread takes a row, or several short ones, widened to fp32 in a buffer that fits the L2 cache: the
 // logits are read once and each exponential is computed once.
 //
-// Sums go over kLanes lanes within a tile, then over tiles in order: the same bits for any number of threads and rows.
+// Sums go over kLanes lanes within a tile, then over tiles in order (TileSums): the same bits for any number of threads
+// and rows.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
@@ -94,10 +95,10 @@ void exp_rows(const BlockRows& rows, const float* largest, float* sum_exp) {
       return;
     }
     for (int64_t k = 0; k < count; ++k) {
-      float sum = 0.0f;
+      TileSums sum;
       for (int64_t at = 0; at < n; at += kTile)
-        sum += exp_row<kKeeps, Floats>(x[k] + at, largest[k], e + k * n + at, std::min(kTile, n - at));
-      sum_exp[k] = sum;
+        sum.add(exp_row<kKeeps, Floats>(x[k] + at, largest[k], e + k * n + at, std::min(kTile, n - at)));
+      sum_exp[k] = sum.total();
     }
   });
 }
@@ -178,12 +179,15 @@ void block_of_rows(const CrossEntropyRows& p, int64_t first, int64_t count, cons
     sums.moved[k] = targets ? of_target * (rows.x[k][target] - sums.largest[k]) : 0.0f;
   }
   for (int64_t k = 0; spread && k < kept; ++k) {
+    TileSums total(sums.total[k]), moved(sums.moved[k]);
     for (int64_t at = 0; at < classes; at += kTile) {
       const int64_t n = std::min(kTile, classes - at);
       spread_tile(rows.index[k], at, n);
-      sums.total[k] += sum_of_span(c, n);
-      sums.moved[k] += moved_span(c, rows.x[k] + at, sums.largest[k], n);
+      total.add(sum_of_span(c, n));
+      moved.add(moved_span(c, rows.x[k] + at, sums.largest[k], n));
     }
+    sums.total[k] = total.total();
+    sums.moved[k] = moved.total();
   }
   if (grad) {
     exp_rows<true>(rows, sums.largest, sums.sum_exp);

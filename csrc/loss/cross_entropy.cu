@@ -70,6 +70,11 @@ struct RunningMean {
     total += c;
     moved = fma(c, above, moved);
   }
+  /// Adds a share with the same base.
+  AK_DEVICE void add(const RunningMean& other) {
+    total += other.total;
+    moved += other.moved;
+  }
 };
 
 template <int kThreads>
@@ -108,6 +113,8 @@ cross_entropy_rows_kernel(AK_PARAM(CrossEntropyRows) p, AK_PARAM(PieceShape) sha
     pieces.for_each_piece(false, [&](int begin) {
       if (!counted) return;
       if (pieces.has(column - begin)) target_logit = pieces.value(column - begin, 0, p.type);
+      const float first_base = softmax_base(running.largest);
+      RunningMean of_piece;
       with_row_dtype(p.type, [&]<class T>(T) {
         pieces.for_each_batch([&](auto batch) {
           pieces.template read<T>(v, 0, batch);
@@ -116,11 +123,14 @@ cross_entropy_rows_kernel(AK_PARAM(CrossEntropyRows) p, AK_PARAM(PieceShape) sha
           if (!spread) return;
           read_coefficients(batch, begin);
           const float base = softmax_base(running.largest);
-          mean.move(before, base);
+          of_piece.move(before, base);
           AK_UNROLL
-          for (int j = 0; j < batch.kCount; j++) mean.add(c[j], v[j] - base);
+          for (int j = 0; j < batch.kCount; j++) of_piece.add(c[j], v[j] - base);
         });
       });
+      if (!spread) return;
+      mean.move(first_base, softmax_base(running.largest));
+      mean.add(of_piece);
     });
     const float factor = p.grad != nullptr ? load(p.factor + row * p.factor_stride) : 0.0f;
     const float own = p.terms.own * sums.row;  // part of the target's class

@@ -159,7 +159,7 @@ Status norm_backward_on_ring(const NormBackward& p, Stream stream, int64_t* grou
   return launch_ring<Team, 3>(
       "norm_backward", norm_backward_ring_kernel<Team>, p,
       {{p.x, p.x_type, p.columns}, {p.grad, p.grad_type, p.columns}, {p.grad_sum, p.grad_sum_type, p.columns}},
-      p.columns, resident_warps<Team>() / Team::kWarps, stream, groups);
+      p.columns, resident_warps<Team>() / Team::kWarps, stream, groups, kMostChain);
 }
 
 constexpr int kClusterColumns = 65536;
@@ -174,8 +174,7 @@ Status with_cluster_team(int columns, const F& f) {
 /// The most clusters that share the rows.
 int64_t norm_backward_clusters(int64_t rows, int columns) {
   if (columns > kClusterColumns || !device_runs_sm90_code()) return 0;
-  return std::min<int64_t>(rows,
-                           columns <= 16384 ? ring_groups<RowTeam<8, 16, 4>>() : ring_groups<RowTeam<8, 16, 8>>());
+  return blocks_of_rows(rows, columns <= 16384 ? ring_groups<RowTeam<8, 16, 4>>() : ring_groups<RowTeam<8, 16, 8>>());
 }
 
 constexpr int kStripThreads = 256, kStripBlocks = 3, kStripRows = 4;  // blocks an SM; rows in flight
@@ -186,7 +185,7 @@ constexpr int strips(int columns) {
 /// Blocks a strip, which share its rows.
 int64_t strip_shares(int64_t rows, int columns) {
   const int64_t shares = static_cast<int64_t>(kStripBlocks) * device_sm_count() / strips<kRingVec>(columns);
-  return std::clamp<int64_t>(shares, 1, rows);
+  return blocks_of_rows(rows, std::max<int64_t>(1, shares));
 }
 
 /// The sums over rows: block i takes strip i % strips and leaves its sums in slot i / strips.
@@ -258,7 +257,7 @@ norm_backward_kernel(AK_PARAM(NormBackward) p) {
       for (int j = 0; j < kHeld; j++) g[j] *= weight[j];
     };
 
-    float sum_g = 0.0f, sum_gn = 0.0f;
+    SumOfPieces<kWhole> sum_g = 0, sum_gn = 0;
     AK_NO_UNROLL
     for (int begin = 0; begin < p.columns; begin += kPiece) {
       take(begin);
@@ -270,14 +269,17 @@ norm_backward_kernel(AK_PARAM(NormBackward) p) {
         }
       }
       weigh(begin);
+      float of_g = 0.0f, of_gn = 0.0f;
       AK_UNROLL
       for (int j = 0; j < kHeld; j++) {
-        sum_g += g[j];
-        sum_gn = fma(g[j], n[j], sum_gn);
+        of_g += g[j];
+        of_gn = fma(g[j], n[j], of_gn);
       }
+      sum_g += of_g;
+      sum_gn += of_gn;
     }
-    const float mean_g = p.mean == nullptr ? 0.0f : div(block_sum<kThreads>(sum_g), count);
-    const float mean_gn = div(block_sum<kThreads>(sum_gn), count);
+    const float mean_g = p.mean == nullptr ? 0.0f : div(block_sum<kThreads>(static_cast<float>(sum_g)), count);
+    const float mean_gn = div(block_sum<kThreads>(static_cast<float>(sum_gn)), count);
 
     AK_NO_UNROLL
     for (int begin = 0; begin < p.columns; begin += kPiece) {
@@ -314,10 +316,10 @@ Status strip_sums(const NormBackward& p, int64_t shares, Stream stream) {
   return launch(norm_backward_sums_kernel<kVec>, config, p);
 }
 
-/// Blocks of the second kernel: as many as are resident. The first kernel has fewer.
+/// Blocks of the second kernel, which is persistent. The first kernel has fewer.
 int64_t norm_backward_blocks(int64_t rows, int columns) {
   const int per_sm = columns <= 32 * kHeld ? 16 : columns <= 128 * kHeld ? 4 : 1;
-  return std::min<int64_t>(rows, static_cast<int64_t>(per_sm) * device_sm_count());
+  return blocks_of_rows(rows, static_cast<int64_t>(per_sm) * device_sm_count());
 }
 
 }  // namespace

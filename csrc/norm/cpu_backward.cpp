@@ -3,12 +3,13 @@
 // Work: reads grad and x once, writes as much as x. The number of rows alone determines the strips into which they are
 // cut. A strip leaves its sums over rows in a slot, and the slots are added in order: the same bits for any number of
 // threads. There are as many slots as threads, and the strips take turns, so that a slot stays in its thread's cache.
-// Sums over rows are fp32 for any dtype; one strip per 1/64 of the rows keeps their error that of a few additions.
+// Sums over rows, and those along a row, are fp32 in chains of bounded length and double beyond (sum_rows, kRowChain).
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 
 #include "base/cpu/chunks.h"
+#include "base/cpu/column_sums.h"
 #include "base/cpu/row_sums.h"
 #include "base/cpu/tile.h"
 #include "dropout/cpu_span.h"
@@ -29,11 +30,11 @@ struct Parts {
   float x[kFloats], grad[kFloats], weight[kFloats], of_weight[kFloats], of_bias[kFloats];
 };
 
-// The sums of g and g * n over a row, with n the normalized x and g the gradient of n; adds the row to the sums over
-// rows.
+// The sums of g and g * n over columns of a row, with n the normalized x and g the gradient of n; adds them to the sums
+// over rows.
 template <int kParameters>
-RowSums add_row(const float* x, const float* grad, const float* weight, float mean, float rstd, float* sums,
-                int64_t columns) {
+RowSums add_row(const float* x, const float* grad, const float* weight, float mean, float rstd, float* of_weight,
+                float* of_bias, int64_t columns) {
   return with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE {
     Floats g[2] = {all_lanes<Floats>(0.0f), all_lanes<Floats>(0.0f)}, gn[2] = {g[0], g[0]};
     // Adds 16 columns.
@@ -52,7 +53,6 @@ RowSums add_row(const float* x, const float* grad, const float* weight, float me
     };
     const std::integral_constant<int, 0> even;
     const std::integral_constant<int, 1> odd;
-    float *const of_weight = sums, *const of_bias = sums + columns;
     int64_t i = 0;
     for (; i + 2 * kFloats <= columns; i += 2 * kFloats) {
       const int64_t next = i + kFloats;
@@ -119,8 +119,15 @@ void backward_rows(const NormBackward& p, const float* weight, int64_t begin, in
     const float* grad = load_tile(p.grad, p.grad_type, at, columns, grad_buffer.get());
     const float* x = load_tile(p.x, p.x_type, at, columns, x_buffer.get());
     const float mean = p.mean ? p.mean[r] : 0.0f, rstd = p.rstd[r];
-    const RowSums row = add_row<kParameters>(x, grad, weight, mean, rstd, sums, columns);
-    const float mean_g = p.mean ? row.g / count : 0.0f, mean_gn = row.gn / count;
+    double sum_g = 0.0, sum_gn = 0.0;
+    for (int64_t c = 0; c < columns; c += kRowChain) {
+      float *const of_weight = sums + c, *const of_bias = of_weight + columns;
+      const RowSums chain = add_row<kParameters>(x + c, grad + c, weight + c, mean, rstd, of_weight, of_bias,
+                                                 std::min(kRowChain, columns - c));
+      sum_g += chain.g, sum_gn += chain.gn;
+    }
+    const float mean_g = p.mean ? static_cast<float>(sum_g) / count : 0.0f;
+    const float mean_gn = static_cast<float>(sum_gn) / count;
     const float* added = p.grad_sum ? load_tile(p.grad_sum, p.grad_sum_type, at, columns, added_buffer.get()) : nullptr;
     make_rounded(static_cast<X*>(p.out) + at, x_buffer.get(), columns, [&](float* out) {
       if (added) {
@@ -165,8 +172,9 @@ AK_EXPORT Status norm_backward(const NormBackward& p, Stream) {
     torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
       for (int64_t s = begin; s < end; ++s) {
         float* const slot = sums.get() + s * width;
-        std::fill_n(slot, width, 0.0f);
-        backward_rows(p, scale, p.rows * (first + s) / strips, p.rows * (first + s + 1) / strips, slot);
+        const int64_t strip = first + s, from = p.rows * strip / strips, to = p.rows * (strip + 1) / strips;
+        sum_rows(from, to, width, slot,
+                 [&](int64_t row, int64_t last, float* of_chain) { backward_rows(p, scale, row, last, of_chain); });
       }
     });
     torch::stable::parallel_for(0, width, std::max<int64_t>(1, kGrain / count), [&](int64_t begin, int64_t end) {

@@ -6,6 +6,8 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include "base/cpu/chunks.h"
 #include "base/cpu/row_sums.h"
@@ -129,20 +131,24 @@ void norm_of_long_row(const NormForward& call, const float* weight, const float*
   alignas(64) float tile[kTile];
   const auto load = [&](int64_t c, int64_t some) { return load_tile(x, dtype, row + c, some, tile); };
   const auto moments_of_row = [&](float factor) {
-    RowMoments all;
-    for_tiles(n, [&](int64_t c, int64_t some) {
-      const float* const values = load(c, some);
-      const float count = static_cast<float>(some);
-      const float mean = call.mean ? numbers_span(values, factor, some) / count : 0.0f;
-      all = joined(all, {count, mean, squares_span(values, factor, mean, some)});
-    });
-    return all;
+    RowMoments<double> all;
+    for (int64_t begin = 0; begin < n; begin += kRowChain) {
+      RowMoments<float> chain;
+      for_tiles(std::min(kRowChain, n - begin), [&](int64_t c, int64_t some) {
+        const float* const values = load(begin + c, some);
+        const float count = static_cast<float>(some);
+        const float mean = call.mean ? numbers_span(values, factor, some) / count : 0.0f;
+        chain = joined(chain, {count, mean, squares_span(values, factor, mean, some)});
+      });
+      all = joined(all, {chain.count, chain.mean, chain.squares});
+    }
+    return std::pair(static_cast<float>(all.mean), static_cast<float>(all.squares / all.count));
   };
   float factor = 1.0f;
-  RowMoments moments = moments_of_row(factor);
-  if (!is_finite(moments.squares / moments.count)) moments = moments_of_row(factor = kShrink);
-  const float mean = unshrunk_mean(moments.mean, factor);
-  const float rstd = reciprocal_deviation(moments.squares / moments.count, call.eps, factor);
+  auto [row_mean, square] = moments_of_row(factor);
+  if (!is_finite(square)) std::tie(row_mean, square) = moments_of_row(factor = kShrink);
+  const float mean = unshrunk_mean(row_mean, factor);
+  const float rstd = reciprocal_deviation(square, call.eps, factor);
   if (call.mean) call.mean[r] = mean;
   call.rstd[r] = rstd;
   make_tiles(call.y, call.y_type, row, n, tile, [&](float* y, int64_t c, int64_t some) {

@@ -4,6 +4,8 @@
 // first the mean, then the mean square around it, for E[x^2] - E[x]^2 cancels where the mean is large.
 #pragma once
 
+#include <type_traits>
+
 #include "base/config.h"
 
 namespace ak {
@@ -20,17 +22,32 @@ AK_HD float reciprocal_deviation(float mean_square, float eps, float factor) {
 }
 
 // A part of a row: its size, its mean, and the sum of the squared distances from the mean.
+template <typename T>
 struct RowMoments {
-  float count = 0.0f, mean = 0.0f, squares = 0.0f;
+  T count = 0, mean = 0, squares = 0;
 };
+
+AK_HD double fma(double a, double b, double c) {
+#if defined(__CUDA_ARCH__)
+  return __fma_rn(a, b, c);
+#else
+  return __builtin_fma(a, b, c);
+#endif
+}
 
 // The moments of two parts together: T. Chan, G. Golub, R. LeVeque: Updating formulae and a pairwise algorithm for
 // computing sample variances, 1979. If both means are 0, as for RMS norm, the squares are added. The square of `apart`
 // may overflow if the first part is empty, so it is never formed.
-AK_HD RowMoments joined(const RowMoments& a, const RowMoments& b) {
-  const float count = a.count + b.count, share = div(b.count, count), apart = b.mean - a.mean;
+template <typename T>
+AK_HD RowMoments<T> joined(const RowMoments<T>& a, const RowMoments<T>& b) {
+  const T count = a.count + b.count, share = div(b.count, count), apart = b.mean - a.mean;
   return {count, fma(apart, share, a.mean), fma(apart * share * a.count, apart, a.squares + b.squares)};
 }
+
+// A sum over the pieces of a row, each summed in fp32, if there are several: double, so that the error does not grow
+// with the row.
+template <bool kWhole>
+using SumOfPieces = std::conditional_t<kWhole, float, double>;
 
 AK_HD float normalized(float x, float mean, float rstd) { return (x - mean) * rstd; }
 AK_HD float scaled_and_shifted(float n, float weight, float bias) { return fma(n, weight, bias); }

@@ -307,14 +307,16 @@ norm_forward_kernel(AK_PARAM(NormForward) p) {
     }
 
     const RowStatistics s = row_statistics(p, [&](auto f) {
-      float sum = 0.0f;
+      SumOfPieces<kWhole> sum = 0;
       for_each_piece([&](int begin) {
+        float of_piece = 0.0f;
         for_each_held<kThreads, kVec>(p.columns - begin, [&](int held, int) {
           AK_UNROLL
-          for (int j = 0; j < kVec; j++) sum = f(sum, v[held + j]);
+          for (int j = 0; j < kVec; j++) of_piece = f(of_piece, v[held + j]);
         });
+        sum += of_piece;
       });
-      return block_sum<kThreads>(sum);
+      return block_sum<kThreads>(static_cast<float>(sum));
     });
     for_each_piece([&](int begin) {
       RowValues weight, bias;

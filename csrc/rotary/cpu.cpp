@@ -188,8 +188,10 @@ Status rotary_backward(const Rotary& p, Stream) {
   if (!p.sides[0].weight) {
     turn(p, true);
   } else {
-    sum_columns(p.rows(), 2 * p.width, p.sums,
-                [&](int64_t begin, int64_t end, float* strip) { normed_gradients(p, begin, end, strip); });
+    sum_columns(
+        p.rows(), 2 * p.width, p.sums,
+        [&](int64_t begin, int64_t end, float* strip) { normed_gradients(p, begin, end, strip); },
+        std::max<int64_t>({1, p.sides[0].heads, p.sides[1].heads}));
   }
   return {};
 }

@@ -400,8 +400,9 @@ Status turn(const Rotary& p, bool transposed, Stream stream) {
 }
 
 int64_t gradient_blocks(int64_t rows) {
-  constexpr int kWarps = kGradientThreads / kWarpThreads;
-  return std::min<int64_t>((rows + kWarps - 1) / kWarps, static_cast<int64_t>(kGradientBlocks) * device_sm_count());
+  constexpr int kWarps = kGradientThreads / kWarpThreads, kMostTokens = 64;  // a warp adds their heads in fp32
+  const int64_t resident = static_cast<int64_t>(kGradientBlocks) * device_sm_count();
+  return std::min((rows + kWarps - 1) / kWarps, std::max(resident, rows / (kWarps * kMostTokens)));
 }
 
 }  // namespace

@@ -138,15 +138,16 @@ void softmax_of_long_row(const SoftmaxRows& call, int64_t r, float* exponentials
     mask_span(counts + c, kMasked, x, tile, count);
     return tile;
   };
-  float largest = kMasked, sum = 0.0f;
+  float largest = kMasked;
+  TileSums sum;
   for_tiles(n, [&](int64_t c, int64_t count) { largest = std::max(largest, largest_of_span(load(c, count), count)); });
   const float base = softmax_base(largest);
   for_tiles(n, [&](int64_t c, int64_t count) {
     const float* x = load(c, count);
-    sum +=
-        call.statistics ? exp_span<false>(x, base, nullptr, count) : exp_span<true>(x, base, exponentials + c, count);
+    sum.add(call.statistics ? exp_span<false>(x, base, nullptr, count)
+                            : exp_span<true>(x, base, exponentials + c, count));
   });
-  const SoftmaxRow of = softmax_row(largest, sum, call.safe);
+  const SoftmaxRow of = softmax_row(largest, sum.total(), call.safe);
   make_tiles(call.y, call.y_type, row, n, tile, [&](float* to, int64_t c, int64_t count) {
     if (call.statistics) return softmax_span<true>(load(c, count), of, to, count);
     softmax_span<false>(exponentials + c, of, to, count);
@@ -165,11 +166,12 @@ void softmax_gradient_of_long_row(const SoftmaxRowsBackward& call, int64_t r) {
   };
   const auto load_of = [&](int64_t c, int64_t count) { return load(call.of, call.of_type, c, count, of_tile); };
   const auto load_grad = [&](int64_t c, int64_t count) { return load(call.grad, call.grad_type, c, count, grad_tile); };
-  float sum = 0.0f;
+  TileSums sums;
   for_tiles(n, [&](int64_t c, int64_t count) {
     const T* g = load_grad(c, count);
-    sum += call.statistics ? sum_of_span(g, count) : products_span(load_of(c, count), g, count);
+    sums.add(call.statistics ? sum_of_span(g, count) : products_span(load_of(c, count), g, count));
   });
+  const float sum = sums.total();
   make_tiles(call.out, call.out_type, row, n, of_tile, [&](float* to, int64_t c, int64_t count) {
     const T *const of = load_of(c, count), *const g = load_grad(c, count);
     if (call.statistics) {

@@ -119,11 +119,13 @@ softmax_rows_backward_kernel(AK_PARAM(SoftmaxRowsBackward) p, AK_PARAM(PieceShap
     };
     float sum = 0.0f;
     pieces.for_each_piece(false, [&](int) {
+      float of_piece = 0.0f;
       pieces.for_each_batch([&](auto batch) {
         take(batch);
         AK_UNROLL
-        for (int j = 0; j < batch.kCount; j++) sum = log ? sum + g[j] : fma(g[j], y[j], sum);
+        for (int j = 0; j < batch.kCount; j++) of_piece = log ? of_piece + g[j] : fma(g[j], y[j], of_piece);
       });
+      sum += of_piece;
     });
     sum = pieces.sum(sum);
     pieces.for_each_piece(true, [&](int begin) {

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import amp_kernels as ak
 from amp_kernels._dispatch import cpu_isa, load
+from amp_kernels._raw.column_sums import column_sums
 
 pytestmark = pytest.mark.skipif("cpu" in load.absent(), reason="no CPU kernels")
 
@@ -113,3 +115,54 @@ def test_gradients_of_weights_do_not_depend_on_the_number_of_threads(generator, 
     for gradients in found[1:]:
         assert all(map(torch.equal, gradients, found[0]))
     torch.testing.assert_close(found[0][2], grad.double().sum(0).float(), rtol=1e-5, atol=1e-4)
+
+
+LONG = 256 * 256 * 144  # of torch's own test of layer_norm
+#: Functions whose results or gradients have sums of so many numbers of one sign, along a row or over rows.
+LONG_SUMS = {
+    "layer_norm": lambda m, x, weight: m.layer_norm(x, x.shape),
+    "rms_norm": lambda m, x, weight: m.rms_norm(x, x.shape, eps=1e-3),
+    "softmax": lambda m, x, weight: m.softmax(x, -1),
+    "log_softmax": lambda m, x, weight: m.log_softmax(x, -1),
+    "cross_entropy": lambda m, x, weight: m.cross_entropy(x[None], torch.tensor([5]), label_smoothing=0.1),
+    "weight of a norm": lambda m, x, weight: m.rms_norm(x.view(-1, 2), (2,), weight, 1e-3),
+    "embedding": lambda m, x, weight: (
+        x.view(-1, 2) * m.embedding(torch.zeros(LONG // 2, dtype=torch.long), weight[None])
+    ),
+    "bias": lambda m, x, weight: x.view(-1, 2) + weight if m is F else Biased.apply(x.view(-1, 2), weight),
+}
+
+
+class Biased(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, bias):
+        return x + bias
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, column_sums(grad)
+
+
+@pytest.mark.parametrize("name", LONG_SUMS)
+def test_the_error_of_a_sum_does_not_grow_with_its_length(generator, name):
+    x, slope = torch.rand(2, LONG, generator=generator)
+    found = []
+    for module, dtype in ((ak, torch.float32), (F, torch.float64)):
+        operands = [x.to(dtype).requires_grad_(), torch.ones(2, dtype=dtype, requires_grad=True)]
+        y = LONG_SUMS[name](module, *operands)
+        grad = slope[: y.numel()].to(dtype).view_as(y)
+        grads = torch.autograd.grad(y, operands, grad, allow_unused=True)
+        found.append([t.detach().double() for t in (y, *grads) if t is not None])
+    for mine, want in zip(*found, strict=True):
+        assert (mine - want).abs().max() <= 1e-6 * want.abs().max()
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_nor_on_the_emulator(name):
+    """A thread adds 513 squares, which in fp32 alone are off by 5e-6."""
+    x = torch.full((2**18 + 3,), 1.2).sqrt()
+    if name == "layer_norm":
+        x[::2] *= -1
+    with ak.backend("emulate"):
+        y = LONG_SUMS[name](ak, x, None)
+    assert (y - LONG_SUMS[name](F, x.double(), None)).abs().max() < 4e-7

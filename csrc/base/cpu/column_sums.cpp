@@ -29,7 +29,13 @@ AK_SIMD_CLONES void add_rows(const fp16* matrix, int64_t rows, int64_t width, fl
   }
 }
 
+AK_SIMD_CLONES void move_span(float* __restrict sums, double* __restrict totals, int64_t width) {
+  for (int64_t i = 0; i < width; ++i) totals[i] += static_cast<double>(sums[i]), sums[i] = 0.0f;
+}
+
 }  // namespace
+
+void move_sums(float* sums, double* totals, int64_t width) { move_span(sums, totals, width); }
 
 void add_rows(const void* matrix, DType dtype, int64_t rows, int64_t width, float* sums) {
   with_narrow_dtype(dtype, [=]<typename T>(T) { add_rows(static_cast<const T*>(matrix), rows, width, sums); });

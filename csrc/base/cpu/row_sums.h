@@ -11,6 +11,10 @@ namespace ak {
 
 inline constexpr int64_t kLanes = 64;
 
+// Elements of a row that are summed in fp32; a longer row adds such sums in double, so that the error does not grow
+// with its length.
+inline constexpr int64_t kRowChain = 8 * kTile;
+
 // Adds the terms of i < n that fill all 64 lanes and returns their number. terms(i, t) sets t to terms i to i + 15.
 // Four named sums, since an indexed array would not stay in registers.
 template <typename Floats, typename Terms>

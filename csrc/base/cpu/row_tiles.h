@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "base/cpu/tile.h"
+#include "base/cpu/row_sums.h"
 
 namespace ak {
 
@@ -21,6 +21,22 @@ template <typename Each>
 void for_tiles(int64_t n, const Each& each) {
   for (int64_t c = 0; c < n; c += kTile) each(c, std::min(kTile, n - c));
 }
+
+// The sum of a row from those of its tiles in order, in chains as kRowChain says.
+class TileSums {
+ public:
+  explicit TileSums(float first = 0.0f) : chain_(first) {}
+  void add(float tile) {
+    chain_ += tile;
+    if (++tiles_ % (kRowChain / kTile) == 0) total_ += chain_, chain_ = 0.0f;
+  }
+  float total() const { return static_cast<float>(total_ + chain_); }
+
+ private:
+  double total_ = 0.0;
+  float chain_;
+  int64_t tiles_ = 0;
+};
 
 // Calls make(to, c, count) for every tile of the result row that begins at element `row` of `out`.
 template <typename Make>

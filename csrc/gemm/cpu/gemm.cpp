@@ -285,8 +285,9 @@ AK_EXPORT Status gemm_cpu(const GemmProblem& q, Stream) {
 
 Status gemm_column_sums(const GemmProblem& q, float* out, Stream) {
   const int64_t width = columns_of_c(q);
-  std::fill_n(out, width, 0.0f);
-  add_rows(q.epilogue.column_sums, DType::kFloat32, row_units(q.batch, q.m), width, out);
+  sum_rows(0, row_units(q.batch, q.m), width, out, [&](int64_t begin, int64_t end, float* sums) {
+    add_rows(q.epilogue.column_sums + begin * width, DType::kFloat32, end - begin, width, sums);
+  });
   return {};
 }
 

@@ -9,8 +9,8 @@ MUTANTS = [
         ("means[r] /= count;", "means[r] *= 1.0f;", "the mean of short rows is a sum"),
         ("infinite |= is_finite(square) ? 0u : 1u;", "infinite |= 0u;", "squares that overflow go unseen"),
         (
-            "joined(all, {count, mean,",
-            "joined(all, {count, 0.0f,",
+            "joined(chain, {count, mean,",
+            "joined(chain, {count, 0.0f,",
             "tiles of a long row are joined as if their means were equal",
         ),
         (
@@ -29,14 +29,14 @@ MUTANTS = [
     *in_cpu_kernel(
         "norm/cpu_backward.cpp",
         "norm",
-        ("p.mean ? row.g / count : 0.0f", "row.g / count", "rms_norm subtracts a mean"),
-        ("row.gn / count;", "row.gn;", "a sum for a mean"),
-        ("gradient(v, dy, w) + added", "gradient(v, dy, w)", "the gradient of the sum is left out"),
         (
-            "std::fill_n(slot, width, 0.0f);",
-            "if (first == 0) std::fill_n(slot, width, 0.0f);",
-            "a slot keeps the sums of the strip before",
+            "p.mean ? static_cast<float>(sum_g) / count : 0.0f",
+            "static_cast<float>(sum_g) / count",
+            "rms_norm subtracts a mean",
         ),
+        ("static_cast<float>(sum_gn) / count;", "static_cast<float>(sum_gn);", "a sum for a mean"),
+        ("sum_gn += chain.gn;", "sum_gn = chain.gn;", "the chains of a long row are not added"),
+        ("gradient(v, dy, w) + added", "gradient(v, dy, w)", "the gradient of the sum is left out"),
         ("store_rest(parts.of_bias, of_bias + i, columns - i);", ";", "the last columns have no bias gradient"),
     ),
     *in_cpu_kernel(
