@@ -209,6 +209,7 @@ class CMakeBuild(build_ext):
         """Note the parts that nobody asked for. The emulator takes longer than all CPU kernels: only a working copy has it unasked."""
         named = os.environ.get("AMP_KERNELS_PARTS", "")
         parts = [part for part in re.split(r"[,\s]+", named) if part]
+        parts += ["emulated"] if parts and os.environ.get("AMP_KERNELS_EMULATOR") == "1" else []
         unknown = sorted({*parts} - {*TARGETS})
         if unknown:
             sys.exit(f"amp_kernels: AMP_KERNELS_PARTS names {', '.join(unknown)}; accepted: {', '.join(TARGETS)}")
