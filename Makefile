@@ -18,6 +18,10 @@ ALIVE  := .ci/alive
 NVCC   := $(shell command -v nvcc)
 SOURCES = setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
+# Modules are compiled when they are first imported: most never are, and tests start hundreds of processes that import torch.
+export PIP_COMPILE ?= 0
+unexport PYTHONDONTWRITEBYTECODE
+
 # The torch versions of `make abi`, the ends of what one binary serves. One in ABI_SAMPLE tests runs under each.
 ABI_TORCH ?= 2.10.0 2.14.1
 ABI_SAMPLE ?= 5
