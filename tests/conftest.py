@@ -1,7 +1,8 @@
 """Options shared by all tests: ``--require-gpu`` turns a missing GPU and every skip of a ``gpu`` test into a failure,
 ``--backend emulate`` runs them on another backend, ``--exhaustive`` adds the cases that a change to their own files calls
-for, but not every run, and ``--no-skips`` turns every skip into a failure. ``--one-in 2`` takes half of the cases of each test, and at
-least one; ``--sample 3`` takes one test in three, for a second run of the same tests in other surroundings. Both draw (draw.py)."""
+for, but not every run, and ``--no-skips`` turns every skip into a failure. ``--one-in 2`` takes half of the cases of each test, an eighth
+if it is slow, and at least one; ``--sample 3`` takes one test in three, for a second run of the same tests in other surroundings. Both
+draw (draw.py)."""
 
 import os
 import shutil
