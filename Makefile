@@ -1,4 +1,5 @@
-# Every command a person or CI types. `make demo` and `make test` do all their set-up on a fresh machine.
+# Every command a person or CI types. `make demo` and `make test` do all their set-up on a fresh machine. All print a line of progress
+# every few seconds.
 #   PYTHON=python3 make gpu   uses that interpreter as it is: nothing is installed but the package itself
 VENV   := .venv
 RUN    := $(if $(PYTHON),$(PYTHON),$(VENV)/bin/python)
@@ -13,7 +14,13 @@ GPU    := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 DEMO_READY := $(if $(PYTHON),,$(VENV)/.demo)
 READY  := $(if $(PYTHON),,$(VENV)/.ready)
 BUILT  := build/.built$(if $(PYTHON),-$(subst /,_,$(PYTHON)))
+ALIVE  := .ci/alive
+NVCC   := $(shell command -v nvcc)
 SOURCES = setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
+
+# Modules are compiled when they are first imported: most never are, and tests start hundreds of processes that import torch.
+export PIP_COMPILE ?= 0
+unexport PYTHONDONTWRITEBYTECODE
 
 # The torch versions of `make abi`, the ends of what one binary serves. One in ABI_SAMPLE tests runs under each.
 ABI_TORCH ?= 2.10.0 2.14.1
@@ -21,9 +28,10 @@ ABI_SAMPLE ?= 5
 ABI := build/abi
 
 # Two processes or more: a file of tests goes to one of them.
+PYTEST := $(RUN) -m pytest --progress-every 10
 SIDE_BY_SIDE := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo paper test examples exhaustive sass ptx abi wheels gpu bench docs lint format mutants build clean
+.PHONY: demo paper test test-all examples sass sass-sample ptx ptx-sample abi wheels gpu bench docs lint format mutants build clean
 
 # The demo builds the parts that it runs, the CUDA kernels for the GPU that is here alone. A full build serves it too.
 demo: $(if $(wildcard $(BUILT)),$(BUILT),$(BUILT)-demo)
@@ -34,69 +42,78 @@ demo: $(if $(wildcard $(BUILT)),$(BUILT),$(BUILT)-demo)
 paper: $(BUILT)
 	$(RUN) -m bench.paper --out runs/paper $(ARGS)
 
+# Some cases of each test that needs neither GPU nor nvcc, the same ones each time; DRAW=7 draws others. Ten minutes on two cores, set-up
+# and build included.    make test ARGS="--one-in 1 tests/optim"   all cases of a folder
+SHARE ?= 8
+TESTS := -m "not gpu and not nvcc" --ignore tests/ptx
 test: $(BUILT)
-	$(RUN) -m pytest -m "not gpu" $(SIDE_BY_SIDE) $(ARGS)
+	$(PYTEST) $(TESTS) $(SIDE_BY_SIDE) --one-in $(SHARE) $(ARGS)
+
+# All of them: every case, every seed of the emulator, every configuration of the Triton GEMM compiled, every planted bug. Hours.
+test-all: $(BUILT)
+	$(PYTEST) $(TESTS) $(SIDE_BY_SIDE) --exhaustive $(ARGS)
+	$(ALIVE) $(RUN) tests/emulator/mutate.py
 
 # Every example, also those that `make test` skips where transformers, lightning or accelerate is absent, and the model families of
 # transformers and torchvision. Each torchvision is for one torch: that which is here stays.
 examples: $(BUILT)
-	$(if $(PYTHON),,$(RUN) -m pip install --quiet --group test --group examples "torch==$$($(RUN) -c 'import torch; print(torch.__version__.partition("+")[0])')")
-	EXAMPLES=all $(RUN) -m pytest -m "not gpu" $(SIDE_BY_SIDE) tests/examples $(ARGS)
-
-# What `make test` and CI sample: every seed of the emulator, every configuration of the Triton GEMM compiled, every planted bug. Hours.
-# The rest of tests/build is `make sass`'s.
-exhaustive: $(BUILT)
-	$(RUN) -m pytest --exhaustive -m exhaustive --ignore tests/build
-	$(RUN) tests/emulator/mutate.py
+	$(if $(PYTHON),,$(ALIVE) $(RUN) -m pip install --quiet --group test --group examples "torch==$$($(RUN) -c 'import torch; print(torch.__version__.partition("+")[0])')")
+	EXAMPLES=all $(PYTEST) -m "not gpu" $(SIDE_BY_SIDE) tests/examples $(ARGS)
 
 # The machine code of every kernel and every instance of the GEMM: registers, spills, bytes in flight, main loops, executed instructions.
-# Needs nvcc, no GPU; without nvcc it fails.
-sass: $(BUILT)
-	$(RUN) -m pytest --exhaustive --no-skips -m "not gpu" tests/build $(ARGS)
+# Needs nvcc, no GPU; without nvcc it fails. The sample is CI's.
+SASS := --no-skips -m nvcc tests/build tests/emulator/test_vocabulary.py
+sass: $(BUILT)-cuda
+	$(PYTEST) --exhaustive $(SASS) $(ARGS)
+sass-sample: $(BUILT)-cuda
+	$(PYTEST) $(SASS) $(ARGS)
 
 # The PTX of every kernel, executed on the CPU (docs/ptx.md, with times). Needs nvcc, no GPU. In parts, each of which may be run alone:
 # all cases of the package's kernels under several schedules; what is counted; Triton's kernels, whose schedules are Triton's concern;
 # a case of each test that wants a GPU; all planted bugs.    make ptx SCHEDULES=12
+# The sample is CI's: the default cases in one process each.
 SCHEDULES ?= 4
 PTX_PARTS := ptx-kernels ptx-counts ptx-triton ptx-tests ptx-mutants
 .PHONY: $(PTX_PARTS)
 ptx: $(PTX_PARTS)
 
-ptx-kernels: $(BUILT)
+ptx-sample: $(BUILT)-cuda
+	$(PYTEST) --no-skips tests/ptx $(SIDE_BY_SIDE) $(ARGS)
+ptx-kernels: $(BUILT)-cuda
 	$(RUN) -m tests.ptx.run --exhaustive --ptx-seeds $(SCHEDULES) -k "not executed_triton" $(ARGS)
-ptx-counts: $(BUILT)
-	$(RUN) -m pytest --exhaustive tests/ptx -k "not executed and not want_a_gpu" $(ARGS)
-ptx-triton: $(BUILT)
+ptx-counts: $(BUILT)-cuda
+	$(PYTEST) --exhaustive tests/ptx -k "not executed and not want_a_gpu" $(ARGS)
+ptx-triton: $(BUILT)-cuda
 	$(RUN) -m tests.ptx.run --exhaustive tests/ptx/executed_triton.py $(ARGS)
-ptx-tests: $(BUILT)
+ptx-tests: $(BUILT)-cuda
 	$(RUN) -m tests.ptx.run -m gpu --each 1 tests/ops tests/gpu $(ARGS)
-ptx-mutants: $(BUILT)
-	$(RUN) -m tests.ptx.mutate
+ptx-mutants: $(BUILT)-cuda
+	$(ALIVE) $(RUN) -m tests.ptx.mutate
 
 # The wheel built here, tested under other versions of torch. Each brings 5 to 7 GB, which go when its tests have passed. The wheel's
 # _nodes is for the torch that it was built with; against the others its sources are compiled, as one, into nothing.
 abi: $(addprefix $(ABI)/,$(ABI_TORCH))
 
-$(ABI)/wheel: $(BUILT)
+$(ABI)/wheel: $(BUILT)$(if $(NVCC),-cuda)
 	rm -rf $@
-	AMP_KERNELS_EMULATOR=1 $(RUN) -m pip wheel . --quiet --no-deps --no-build-isolation -w $@
+	AMP_KERNELS_EMULATOR=1 $(ALIVE) $(RUN) -m pip wheel . --quiet --no-deps --no-build-isolation -w $@
 
 .PHONY: $(addprefix $(ABI)/,$(ABI_TORCH))
 $(addprefix $(ABI)/,$(ABI_TORCH)): $(ABI)/%: $(ABI)/wheel
 	test -x $@/bin/python || $(BASE) -m venv $@
-	$@/bin/python -m pip install --quiet --no-cache-dir "torch==$*" pytest pytest-xdist hypothesis mpmath "numpy<2.4"
+	$(ALIVE) $@/bin/python -m pip install --quiet --no-cache-dir "torch==$*" pytest pytest-xdist hypothesis mpmath "numpy<2.4"
 	$@/bin/python -m pip install --quiet --no-deps --force-reinstall $(ABI)/wheel/*.whl
 	printf '#include "%s"\n' $(CURDIR)/csrc/autograd/*.cpp | $(CXX) -std=c++20 -fsyntax-only -Icsrc $$($@/bin/python -c "import sysconfig, torch; \
 	  at = torch.__path__[0] + '/include'; print('-isystem', at, '-isystem', at + '/torch/csrc/api/include', '-isystem', sysconfig.get_paths()['include'])") -x c++ -
 	cd $(ABI) && $*/bin/python -m amp_kernels info --check
-	cd $(ABI) && $*/bin/python -m pytest $(SIDE_BY_SIDE) --sample $(ABI_SAMPLE) ../../tests/ops ../../tests/optim ../../tests/amp ../../tests/nn ../../tests/registration
+	cd $(ABI) && $*/bin/python -m pytest --progress-every 10 $(SIDE_BY_SIDE) --sample $(ABI_SAMPLE) ../../tests/ops ../../tests/optim ../../tests/amp ../../tests/nn ../../tests/registration
 	rm -rf $@
 
 # dist/: a CPU wheel, a CUDA wheel where there is nvcc (all architectures: ten minutes on two cores), the source distribution; each checked.
 # The wheels' Python modules are for $(RUN) and for these interpreters, those of the list that are here.
 #   make wheels VARIANTS=cpu PYTHONS=
 PYTHONS ?= $(shell for v in 10 11 12 13 14; do python3.$$v -c 'import sys; print(sys.executable)'; done 2>/dev/null)
-VARIANTS ?= cpu $(if $(shell command -v nvcc),cuda)
+VARIANTS ?= cpu $(if $(NVCC),cuda)
 wheels: $(READY)
 	$(if $(PYTHON),,$(RUN) -m pip install --quiet --group wheels)
 	for variant in $(VARIANTS); do $(RUN) .ci/wheels.py build --variant $$variant --out dist $(PYTHONS) || exit 1; done
@@ -108,24 +125,24 @@ wheels: $(READY)
 # What is not built yet is built for that GPU alone, unless TORCH_CUDA_ARCH_LIST says otherwise.
 gpu: $(READY)
 	$(RUN) -m bench.gpu --check
-	TORCH_CUDA_ARCH_LIST="$${TORCH_CUDA_ARCH_LIST:-$$($(RUN) -m bench.gpu --arch)}" $(MAKE) build
+	$(MAKE) build
 	$(RUN) -m bench.gpu $(ARGS)
 
 bench: $(BUILT)
 	$(RUN) -m bench.run $(ARGS)
 
 mutants: $(READY)
-	$(RUN) tests/emulator/mutate.py $(ARGS)
+	$(ALIVE) $(RUN) tests/emulator/mutate.py $(ARGS)
 
 # The site, from docs/ and the docstrings, into build/site; a warning is an error. The package is read, not imported: no torch.
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(ALIVE) $(VENV)/bin/mkdocs build --strict
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	git ls-files -co --exclude-standard '*.h' '*.cuh' '*.cu' '*.cpp' | xargs $(VENV)/bin/clang-format --dry-run -Werror
-	$(VENV)/bin/mypy
+	$(ALIVE) $(VENV)/bin/mypy
 
 format: $(READY)
 	$(VENV)/bin/ruff check --fix .
@@ -140,32 +157,39 @@ $(VENV)/bin/python:
 
 $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 	@echo "Setting up $(VENV) with $(TORCH) ($(if $(CUDA),found $(CUDA),no CUDA toolkit or GPU found)); a CUDA build is a download of 3 GB"
-	$(VENV)/bin/python -m pip install --progress-bar on $(TORCH)
-	$(VENV)/bin/python -m pip install --quiet --group demo
+	$(ALIVE) $(VENV)/bin/python -m pip install --progress-bar on $(TORCH)
+	$(ALIVE) $(VENV)/bin/python -m pip install --quiet --group demo
 	touch $@
 
 $(VENV)/.ready: $(VENV)/.demo
-	$(VENV)/bin/python -m pip install --quiet --group test --group lint
+	$(ALIVE) $(VENV)/bin/python -m pip install --quiet --group test --group lint
 	touch $@
 
 $(VENV)/.docs: pyproject.toml | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet --group docs
+	$(ALIVE) $(VENV)/bin/python -m pip install --quiet --group docs
 	touch $@
 
 # $(call compile,variables of setup.py). The editable install finds everything built.
 define compile
-	$(1) $(RUN) setup.py --quiet build_ext --inplace
+	$(1) $(ALIVE) $(RUN) setup.py --quiet build_ext --inplace
 	$(if $(PYTHON),,$(1) PYTHONWARNINGS=ignore $(RUN) -m pip install --quiet --no-build-isolation --no-deps -e .)
 	mkdir -p build && touch $@
 	$(RUN) -m amp_kernels info --brief
 endef
 
+# What runs here: no CUDA kernels without a GPU, and those for this GPU alone, unless TORCH_CUDA_ARCH_LIST says otherwise.
+PARTS := cpu host nodes$(if $(GPU), cuda)
+ARCHS := $(if $(GPU),TORCH_CUDA_ARCH_LIST="$${TORCH_CUDA_ARCH_LIST:-native}")
+
 $(BUILT): $(SOURCES) $(READY)
-	$(call compile)
+	$(call compile,$(ARCHS) AMP_KERNELS_PARTS="$(PARTS) emulated")
 
 $(BUILT)-demo: $(SOURCES) $(DEMO_READY)
-	$(call compile,$(if $(GPU),AMP_KERNELS_PARTS="cpu cuda host nodes" \
-	  TORCH_CUDA_ARCH_LIST="$${TORCH_CUDA_ARCH_LIST:-$$($(RUN) -m bench.gpu --arch)}",AMP_KERNELS_PARTS="cpu host nodes"))
+	$(call compile,$(ARCHS) AMP_KERNELS_PARTS="$(PARTS)")
+
+# The CUDA library of `make sass` and `make ptx`, for all architectures: 850 core seconds
+$(BUILT)-cuda: $(SOURCES) $(READY)
+	$(call compile,AMP_KERNELS_FORCE_CUDA=1)
 
 clean:
 	rm -rf build dist *.egg-info amp_kernels/*.so amp_kernels/_build_info.json runs

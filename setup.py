@@ -51,6 +51,16 @@ READERS = {
 }
 CORE_SECONDS = {"cpu": 50, "cuda": 850, "host": 10, "nodes": 15, "emulated": 125}  # measured on an AMD EPYC
 REPORT_EVERY = 10  # seconds between two lines of progress
+# torch's names of architectures; those of two words come first
+NAMED_ARCHS = {
+    "Ampere+Tegra": "8.7",
+    "Blackwell+Tegra": "11.0",
+    "Turing": "7.5+PTX",
+    "Ampere": "8.0;8.6+PTX",
+    "Ada": "8.9+PTX",
+    "Hopper": "9.0+PTX",
+    "Blackwell": "10.0;10.3;12.0;12.1+PTX",
+}
 PROBE = (
     "import json, os, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda, "
     "'root': os.path.dirname(torch.__file__)}))"
@@ -62,17 +72,44 @@ class Missing(Exception):
 
 
 def find_torch() -> dict:
-    """Version, CUDA version and folder of the torch that will run the package.
-
-    ``-I`` makes the interpreter ignore the overlay of an isolated build, so that it sees the environment pip installs into.
-    """
+    """Version, CUDA version and folder of the torch that will run the package."""
     error = ""
-    for flags in ([], ["-I"]):
-        probe = subprocess.run([sys.executable, *flags, "-c", PROBE], capture_output=True, text=True)
+    for command, variables in interpreters():
+        probe = subprocess.run([*command, "-c", PROBE], capture_output=True, text=True, env=variables)
         if probe.returncode == 0:
             return json.loads(probe.stdout.splitlines()[-1])
         error = (probe.stderr.strip().splitlines() or [error])[-1]
-    raise Missing(f"torch cannot be imported in this environment ({error}); install torch first, then amp_kernels")
+    raise Missing(
+        f"torch cannot be imported in this environment ({error}); install torch first, then amp_kernels. "
+        "If torch is there, the isolated build does not see it: add --no-build-isolation (docs/install.md)"
+    )
+
+
+def interpreters() -> list[tuple[list[str], dict[str, str]]]:
+    """Commands of the interpreters that may see the torch of the environment that is installed into, and their variables.
+
+    An isolated build hides that environment: pip by variables, ``build`` and uv by a virtual environment of the build. The process that
+    started the build has the user's own variables. It is the interpreter itself, or uv, which chooses one as below.
+    """
+    found = [([sys.executable], {**os.environ}), ([sys.executable, "-I"], {**os.environ})]
+    starter = Path("/proc", str(os.getppid()))
+    try:
+        pairs = (starter / "environ").read_bytes().decode(errors="surrogateescape").split("\0")
+        program = (starter / "cmdline").read_text().partition("\0")[0]
+        folder = (starter / "cwd").resolve(strict=True)
+    except OSError:  # no /proc, or another user's process
+        return found
+    variables = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    if "python" in Path(program).name:
+        python = shutil.which(folder / program if "/" in program else program, path=variables.get("PATH"))
+    elif Path(program).name == "uv":
+        named = variables.get("VIRTUAL_ENV") or variables.get("CONDA_PREFIX")
+        environments = [Path(named)] if named else [at / ".venv" for at in (folder, *folder.parents)]
+        pythons = [environment / "bin" / "python" for environment in environments]
+        python = next((python for python in pythons if python.exists()), sys._base_executable)
+    else:
+        return found
+    return [*found, *([([str(python)], variables)] if python else [])]
 
 
 def find_nvcc() -> str:
@@ -98,6 +135,42 @@ def default_archs(nvcc: str) -> list[str]:
     return [arch for arch in archs if f"compute_{re.sub('[^0-9]', '', arch)}" in known] or archs
 
 
+def asked_archs(nvcc: str) -> list[str]:
+    """The entries of TORCH_CUDA_ARCH_LIST as CMakeLists.txt takes them. The kernels for Hopper need 9.0a, so that 9.0 means it."""
+    asked = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
+    expanded = ";".join(gpus_here()) if asked == "native" else asked
+    for name, archs in NAMED_ARCHS.items():
+        expanded = expanded.replace(name, archs)
+    entries = [arch for arch in re.split(r"[;,\s]+", expanded) if arch]
+    if unknown := [arch for arch in entries if not re.fullmatch(r"\d{1,2}\.\da?(\+PTX)?", arch)]:
+        sys.exit(
+            f"amp_kernels: TORCH_CUDA_ARCH_LIST={asked} names {', '.join(unknown)}; accepted: numbers such as 9.0 or 8.0+PTX, "
+            f"{', '.join(NAMED_ARCHS)}, or native alone"
+        )
+    hopper = {"9.0": ["9.0a"], "9.0+PTX": ["9.0a", "9.0+PTX"]}  # PTX of 9.0a runs on no later chip
+    return [*dict.fromkeys(arch for entry in entries for arch in hopper.get(entry, [entry]))] or default_archs(nvcc)
+
+
+def gpus_here() -> list[str]:
+    """The compute capabilities of the GPUs of this machine."""
+    try:
+        query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+        found = subprocess.run(query, capture_output=True, text=True).stdout.split()
+    except OSError:
+        found = []
+    return sorted({*found}, key=float) or sys.exit(
+        "amp_kernels: TORCH_CUDA_ARCH_LIST=native, but nvidia-smi shows no GPU"
+    )
+
+
+def number_of(variable: str, default: int) -> int:
+    """A number of parallel compilations."""
+    text = os.environ.get(variable) or str(default)
+    if not text.strip().isdecimal() or int(text) < 1:
+        sys.exit(f"amp_kernels: {variable}={text}; accepted: a whole number from 1 on")
+    return int(text)
+
+
 def pybind11_include() -> str:
     try:
         import pybind11
@@ -110,6 +183,7 @@ class CMakeBuild(build_ext):
     """Builds each target of CMakeLists.txt by itself and writes ``_build_info.json`` beside the package."""
 
     def run(self):
+        self.jobs, self.nvcc_threads = number_of("MAX_JOBS", os.cpu_count()), number_of("NVCC_THREADS", 2)
         self.info = {"libraries": {}, "cuda_archs": []}
         try:
             self.configure()
@@ -135,6 +209,7 @@ class CMakeBuild(build_ext):
         """Note the parts that nobody asked for. The emulator takes longer than all CPU kernels: only a working copy has it unasked."""
         named = os.environ.get("AMP_KERNELS_PARTS", "")
         parts = [part for part in re.split(r"[,\s]+", named) if part]
+        parts += ["emulated"] if parts and os.environ.get("AMP_KERNELS_EMULATOR") == "1" else []
         unknown = sorted({*parts} - {*TARGETS})
         if unknown:
             sys.exit(f"amp_kernels: AMP_KERNELS_PARTS names {', '.join(unknown)}; accepted: {', '.join(TARGETS)}")
@@ -218,8 +293,7 @@ class CMakeBuild(build_ext):
         except Missing as error:
             self.note("cuda", str(error))
             return ["-DAMP_KERNELS_CUDA=OFF"]
-        asked = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
-        archs = [arch for arch in re.split(r"[;,\s]+", asked) if arch] or default_archs(nvcc)
+        archs = asked_archs(nvcc)
         self.info["cuda_archs"] = archs
         self.info["nvcc"] = version
         return [
@@ -227,12 +301,19 @@ class CMakeBuild(build_ext):
             f"-DCMAKE_CUDA_COMPILER={nvcc}",
             f"-DCUDAToolkit_ROOT={Path(nvcc).parent.parent}",
             f"-DAMP_KERNELS_CUDA_ARCHS={';'.join(archs)}",
-            f"-DAMP_KERNELS_NVCC_THREADS={os.environ.get('NVCC_THREADS', '2')}",
+            f"-DAMP_KERNELS_NVCC_THREADS={self.nvcc_threads}",
         ]
 
     def build_command(self, *parts: str) -> list:
-        jobs = os.environ.get("MAX_JOBS") or str(os.cpu_count())
-        return [self.cmake, "--build", self.folder, "-j", jobs, "--target", *(TARGETS[part][0] for part in parts)]
+        return [
+            self.cmake,
+            "--build",
+            self.folder,
+            "-j",
+            str(self.jobs),
+            "--target",
+            *(TARGETS[part][0] for part in parts),
+        ]
 
     def build_together(self, parts: list[str]) -> None:
         """Compile the files of all parts side by side and report progress. Errors are left to :meth:`build_target`."""
@@ -250,7 +331,10 @@ class CMakeBuild(build_ext):
                     continue
                 done, total = map(int, status.groups())
                 if done == 1 and total > len(parts):
-                    print(f"amp_kernels: building {', '.join(parts)} ({total} steps, {estimate(parts)})", flush=True)
+                    print(
+                        f"amp_kernels: building {', '.join(parts)} ({total} steps, {estimate(parts, self.jobs)})",
+                        flush=True,
+                    )
                 elif (now := time.monotonic()) - reported >= REPORT_EVERY:
                     reported = now
                     print(f"amp_kernels: {done} of {total} steps after {now - begin:.0f} s", flush=True)
@@ -313,9 +397,8 @@ def changed_at(part: str) -> float:
     return max(times)
 
 
-def estimate(parts: list[str]) -> str:
+def estimate(parts: list[str], jobs: int) -> str:
     """The time of a full build, to tell minutes from an hour."""
-    jobs = int(os.environ.get("MAX_JOBS") or os.cpu_count())
     minutes = sum(CORE_SECONDS[part] for part in parts) / jobs / 60
     return f"about {max(minutes, 0.5):.1f} minutes on {jobs} cores"
 

@@ -116,18 +116,12 @@ def check() -> str | None:
     return None
 
 
-def arch(capability: tuple[int, int]) -> str:
-    """The entry of TORCH_CUDA_ARCH_LIST for a GPU; Hopper's own instructions need the suffix."""
-    return "{}.{}".format(*capability) + ("a" if capability == (9, 0) else "")
-
-
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--part", help=f"comma-separated (default: {','.join(part.name for part in parts())})")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no part that would end later")
     parser.add_argument("--resume", action="store_true", help="leave out what an earlier run of this commit finished")
     parser.add_argument("--check", action="store_true", help="say whether this can run here, and stop")
-    parser.add_argument("--arch", action="store_true", help="print the GPU's entry of TORCH_CUDA_ARCH_LIST, and stop")
     options = parser.parse_args(argv)
     options.part = common.names(parser, "--part", options.part, [part.name for part in parts()])
     return options
@@ -139,9 +133,7 @@ def main(argv: list[str] | None = None) -> int:
     if problem:
         print(problem, file=sys.stderr)
         return 2
-    if options.check or options.arch:
-        if options.arch:
-            print(arch(torch.cuda.get_device_capability()))
+    if options.check:
         return 0
     print(f"absent, not used: {', '.join(missing(OPTIONAL)) or 'nothing'}")
     device = torch.device("cuda")

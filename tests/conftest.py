@@ -1,9 +1,11 @@
 """Options shared by all tests: ``--require-gpu`` turns a missing GPU and every skip of a ``gpu`` test into a failure,
 ``--backend emulate`` runs them on another backend, ``--exhaustive`` adds the cases that a change to their own files calls
-for, but not every run, and ``--no-skips`` turns every skip into a failure. ``--one-in 2`` takes half of the cases of each test, and at
-least one; ``--sample 3`` takes one test in three, for a second run of the same tests in other surroundings. Both draw (draw.py)."""
+for, but not every run, and ``--no-skips`` turns every skip into a failure. ``--one-in 2`` takes half of the cases of each test, an eighth
+if it is slow, and at least one; ``--sample 3`` takes one test in three, for a second run of the same tests in other surroundings. Both
+draw (draw.py)."""
 
 import os
+import shutil
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -17,6 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .draw import drawn, drawn_of_each_test
+from .progress import Progress
 
 # The engine of autograd counts the devices once, in the first backward. Without a GPU there are none, unless a test has made a fake
 # CUDA tensor before: then it starts threads, and tests that fork could not run a backward.
@@ -30,9 +33,16 @@ def pytest_addoption(parser):
     parser.addoption("--no-skips", action="store_true", help="fail what would be skipped")
     parser.addoption("--sample", type=int, default=1, metavar="N", help="run one test in N")
     parser.addoption("--one-in", type=int, default=1, metavar="N", help="run one case in N of each test")
+    parser.addoption("--progress-every", type=float, metavar="SECONDS", help="print a line of progress this often")
     parser.addoption(
         "--progress-file", help="write the id of the running test here, so that a hang can be named from outside"
     )
+
+
+def pytest_configure(config):
+    every = config.getoption("--progress-every")
+    if every and not hasattr(config, "workerinput"):  # a worker of xdist is silent
+        config.pluginmanager.register(Progress(every))
 
 
 def pytest_collection_modifyitems(config, items):
@@ -48,11 +58,12 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item in kept]
     # Workers are given whole files, in this order: the long ones must not come last.
     items.sort(key=lambda item: "slow" not in item.keywords)
-    if torch.cuda.is_available() or config.getoption("--require-gpu"):
-        return
+    no_gpu, no_nvcc = not torch.cuda.is_available() and not config.getoption("--require-gpu"), not shutil.which("nvcc")
     for item in items:
-        if "gpu" in item.keywords:
+        if "gpu" in item.keywords and no_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU (make gpu)"))
+        if "nvcc" in item.keywords and no_nvcc:
+            item.add_marker(pytest.mark.skip(reason="needs nvcc (make sass)"))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,12 +11,13 @@ def drawn(cases: list, count: int, first: int = 0) -> list:
 
 
 def drawn_of_each_test(items: list, share: int = 0, most: int = 1) -> set:
-    """One in ``share`` of the cases of each test, and at least one; if ``share`` is 0, at most ``most`` of them. The first one depends on
-    the test, so that no parameter is always its first value."""
+    """One in ``share`` of the cases of each test, of a slow one a quarter of that, and at least one; if ``share`` is 0, at most ``most`` of
+    them. The first one depends on the test, so that no parameter is always its first value."""
     tests: dict[str, list] = {}
     for item in items:
         tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     kept = set()
     for name, cases in tests.items():
-        kept.update(drawn(cases, -(-len(cases) // share) if share else most, zlib.crc32(name.encode())))
+        one_in = 4 * share if share > 1 and "slow" in cases[0].keywords else share
+        kept.update(drawn(cases, -(-len(cases) // one_in) if share else most, zlib.crc32(name.encode())))
     return kept

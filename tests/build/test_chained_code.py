@@ -3,8 +3,6 @@ nvcc, no GPU."""
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from ..cuobjdump import cuobjdump
@@ -21,7 +19,7 @@ template __global__ void gemm_sm90_kernel<bf16, Major::kMN, Major::kMN, true, Ch
 """
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: there is no machine code to read")
+@pytest.mark.nvcc
 def test_sums_start_from_c(tmp_path):
     source, cubin = tmp_path / "chained.cu", tmp_path / "chained.cubin"
     source.write_text(SOURCE)

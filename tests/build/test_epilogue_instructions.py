@@ -5,7 +5,6 @@ Needs nvcc, no GPU."""
 from __future__ import annotations
 
 import functools
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -231,7 +230,7 @@ def faults(tile: int, as_float: bool, cubin: Path, folder: Path) -> tuple[dict, 
     return over, unlike_the_model
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: there is no machine code to follow")
+@pytest.mark.nvcc
 @pytest.mark.parametrize(
     ("name", "as_float"), [*TILES, *(pytest.param(*tile, marks=pytest.mark.exhaustive) for tile in EXHAUSTIVE)]
 )

@@ -7,6 +7,8 @@ isolated build. They do not see this one's amp_kernels: editable installs work b
 import json
 import os
 import re
+import runpy
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -15,9 +17,16 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import setuptools
 
 ROOT = Path(__file__).parents[2]
 EMULATOR = "amp_kernels/libamp_kernels_emulated.so"
+CLEAN = {
+    "PYTHONPATH": "",
+    "AMP_KERNELS_BACKEND": "",
+    "AMP_KERNELS_EMULATOR": "",
+    "AMP_KERNELS_PARTS": "cpu host nodes",  # minutes less where there is nvcc
+}
 
 
 def run(*command, cwd=ROOT, check=True, **environment):
@@ -26,7 +35,7 @@ def run(*command, cwd=ROOT, check=True, **environment):
         cwd=cwd,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": "", "AMP_KERNELS_BACKEND": "", "AMP_KERNELS_EMULATOR": "", **environment},
+        env={**os.environ, **CLEAN, **environment},
     )
     if check:
         assert result.returncode == 0, result.stdout + result.stderr
@@ -160,6 +169,102 @@ def test_isolated_build_uses_the_torch_of_the_environment(tmp_path):
     assert libraries["host"]["built"]
 
 
+# setup.py's find_torch alone, whose answer is the version
+FIND = "import runpy, setuptools; setuptools.setup = lambda **_: None; print(runpy.run_path('setup.py')['find_torch']()['version'])"
+
+
+@pytest.mark.parametrize(
+    ("starter", "place"),
+    [
+        (starter, place)
+        for starter in ("pip", "build", "uv")
+        for place in ("environment", "PYTHONPATH", "user", ".venv")
+        if (starter == "uv") >= (place == ".venv")
+    ],
+)
+def test_an_isolated_build_finds_torch_where_the_process_that_started_it_does(tmp_path, starter, place):
+    """pip hides the environment by variables; `build` and uv start the Python of an environment of the build alone."""
+    environment, build = tmp_path / ".venv", tmp_path / "build"
+    for folder in (environment, build):
+        run(sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", folder)
+    needed = tmp_path / "needed"
+    needed.mkdir()
+    for folder in Path(setuptools.__file__).parents[1].glob("setuptools*"):  # and its metadata
+        (needed / folder.name).symlink_to(folder)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site = Path("lib", version, "site-packages")
+    at = {"PYTHONPATH": tmp_path / "path", "user": tmp_path / "user" / site}.get(place, environment / site)
+    (at / "torch").mkdir(parents=True)
+    (at / "torch" / "__init__.py").write_text("__version__ = '2.99.0'\nclass version: cuda = None\n")
+    variables = {"PYTHONUSERBASE": str(tmp_path / "user"), "PYTHONPATH": str(tmp_path / "path")}
+    if place != ".venv":
+        variables["VIRTUAL_ENV"] = str(environment)
+    python = environment / "bin" / "python"
+    told = [python if starter == "pip" else build / "bin" / "python", "-c", FIND]
+    isolated = [
+        "env",
+        "-C",
+        ROOT,
+        f"PYTHONPATH={needed}",
+        "PYTHONNOUSERSITE=1",
+        "PYTHONUSERBASE=",
+        f"VIRTUAL_ENV={build}",
+    ]
+    if starter == "uv":
+        shutil.copy("/bin/sh", tmp_path / "uv")
+        command = (tmp_path / "uv", "-c", '"$@"; exit $?', "sh")
+    else:
+        command = (python, "-c", "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))")
+    found = run(*command, *isolated, *told, cwd=environment, **variables)
+    assert found.stdout.split() == ["2.99.0"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "built"),
+    [
+        ("9.0", "9.0a"),
+        ("9.0a 8.0+PTX", "9.0a 8.0+PTX"),
+        ("Hopper;7.5", "9.0a 9.0+PTX 7.5"),
+        ("Ampere", "8.0 8.6+PTX"),
+        ("Ampere+Tegra,Ada", "8.7 8.9+PTX"),
+        ("native", "9.0a 12.0"),
+        ("", "default"),
+    ],
+)
+def test_the_list_of_architectures_means_what_torch_means(tmp_path, monkeypatch, asked, built):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf '9.0\\n12.0\\n9.0\\n'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", asked)
+    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
+    program = runpy.run_path(str(ROOT / "setup.py"))
+    program["asked_archs"].__globals__["default_archs"] = lambda nvcc: ["default"]
+    assert program["asked_archs"]("nvcc") == built.split()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("MAX_JOBS", "abc", "MAX_JOBS=abc; accepted: a whole number from 1 on"),
+        ("MAX_JOBS", "0", "MAX_JOBS=0; accepted: a whole number from 1 on"),
+        ("NVCC_THREADS", "2.5", "NVCC_THREADS=2.5; accepted: a whole number from 1 on"),
+        (
+            "TORCH_CUDA_ARCH_LIST",
+            "9.0;Hoper",
+            "TORCH_CUDA_ARCH_LIST=9.0;Hoper names Hoper; accepted: numbers such as 9.0",
+        ),
+        ("TORCH_CUDA_ARCH_LIST", "native", "TORCH_CUDA_ARCH_LIST=native, but nvidia-smi shows no GPU"),
+    ],
+)
+def test_a_wrong_variable_stops_the_build(monkeypatch, variable, value, said):
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
+    program = runpy.run_path(str(ROOT / "setup.py"))
+    with pytest.raises(SystemExit, match=re.escape(f"amp_kernels: {said}")):
+        program["asked_archs"]("nvcc") if "ARCH" in variable else program["CMakeBuild"](setuptools.Distribution()).run()
+
+
 @pytest.mark.slow
 def test_without_torch_the_install_fails_unless_it_may_go_without_kernels(tmp_path):
     """Also the editable install: the source folder is a copy, so that this environment's build stays as it is."""
@@ -214,7 +319,12 @@ def test_absent_nvcc_is_a_reason_and_a_failure_when_cuda_is_forced(tmp_path):
     expected = ["nvcc was not found (CUDA_HOME=/nonexistent)", "the installed torch is a CPU build"]
     assert libraries["cuda"]["reason"] in expected
     forced = build_wheel(
-        tmp_path / "forced", "--no-build-isolation", check=False, CUDA_HOME="/nonexistent", AMP_KERNELS_FORCE_CUDA="1"
+        tmp_path / "forced",
+        "--no-build-isolation",
+        check=False,
+        CUDA_HOME="/nonexistent",
+        AMP_KERNELS_FORCE_CUDA="1",
+        AMP_KERNELS_PARTS="cuda",
     )
     assert forced[0] is None
     assert "AMP_KERNELS_FORCE_CUDA=1, but the CUDA library was not built" in forced[1].stdout + forced[1].stderr

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import tempfile
 from collections import Counter
@@ -26,6 +25,7 @@ from . import listing
 from .bytes_in_flight import halves, rounds
 from .kernel_budgets import BUDGETS, Budget, table
 
+pytestmark = pytest.mark.nvcc
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "amp_kernels" / "libamp_kernels_cuda.so"
 THREADS = {"sm_75": 1024, "sm_80": 2048, "sm_90a": 2048, "sm_100": 2048, "sm_120": 1536}  # that a multiprocessor holds
@@ -63,8 +63,6 @@ def archs(request) -> list[str]:
 @pytest.fixture(scope="module")
 def binaries(archs, tmp_path_factory) -> list[Path]:
     """Files with the code of all kernels for these architectures, and for others that were built."""
-    if shutil.which("nvcc") is None:
-        pytest.skip("nvcc is not on PATH: there are no CUDA kernels to check")
     info = ROOT / "amp_kernels" / "_build_info.json"
     if LIBRARY.exists() and set(archs) <= set(numbers(json.loads(info.read_text())["cuda_archs"])):
         return [LIBRARY]

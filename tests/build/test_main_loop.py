@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from ..cuobjdump import cuobjdump
@@ -20,7 +18,7 @@ def slices(tile: dict) -> int:
     return tile["m"] // 64 // (1 if tile["pingpong"] else tile["consumers"])
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: there is no machine code to read")
+@pytest.mark.nvcc
 @pytest.mark.parametrize(
     "number",
     [

@@ -19,7 +19,7 @@ from .test_kernel_budgets import crowded, too_little_in_flight
 NORM, WALK, GEMM = "gradients/check_and_norm.cu", "base/vector_walk.cuh", "gemm/sm90/main_loop.cuh"
 TILE = "gemm/sm90/tile.cuh"
 
-pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: nothing can be compiled")
+pytestmark = pytest.mark.nvcc
 
 
 def planted(folder: Path, file: str, old: str, new: str) -> Path:

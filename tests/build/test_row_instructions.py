@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import re
-import shutil
 import struct
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from .listing import branch_tables, parse
 from .machine_code import cubin_of
 from .sass import Thread
 
+pytestmark = pytest.mark.nvcc
 FP16, BF16, FP32 = range(3)
 PARAMETERS = 0x210  # where they begin in the first constant bank
 COLUMNS = 32_768
@@ -97,8 +97,6 @@ class Code(NamedTuple):
 
 
 def kernels_of(source: str, folder: Path) -> dict[str, Code]:
-    if shutil.which("nvcc") is None:
-        pytest.skip("nvcc is not on PATH: there is no machine code to follow")
     cubin = cubin_of(source, folder)
     tables = branch_tables(cuobjdump("-elf", cubin))
     return {name: Code(code, tables.get(name, [])) for name, code in parse(cuobjdump("-sass", cubin)).items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 
 import pytest
 
@@ -15,7 +14,7 @@ from .main_loop import faults
 TILE = re.compile(r"TileILi(\d+)ELi(\d+)ELi\d+ELi1ELi(\d)ELb(\d)E")  # rows, columns, consumers, pingpong
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: there is no machine code to read")
+@pytest.mark.nvcc
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_every_instance(tmp_path, dtype):
     kernels = parse(cuobjdump("-sass", cubin_of(f"gemm/sm90/symmetric_{dtype}.cu", tmp_path)))

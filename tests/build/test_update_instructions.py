@@ -10,6 +10,7 @@ import pytest
 from .sass import Thread
 from .test_row_instructions import BF16, FP32, bank, kernels_of, pointers
 
+pytestmark = pytest.mark.nvcc
 TENSORS, THREADS, UNIT = 312, 256, 1024  # Tuned<AdamW>::kTensors8; elements of a unit of the list
 TILE = 8 * THREADS
 FLOAT, SPLIT, SPLIT24 = 0, 6, 8  # WeightKind

@@ -36,7 +36,7 @@ Keywords: cuda
 License-Expression: Apache-2.0
 Classifier: Typing :: Typed
 Requires-Python: >=3.10
-Requires-Dist: torch>=2.10
+Requires-Dist: torch>=2.10.0a0
 Description-Content-Type: text/markdown
 """
 

@@ -23,8 +23,8 @@ def passed(*options) -> int:
 
 
 @pytest.mark.slow
-def test_one_in_thirty_two_of_optimizers_and_scaler_on_the_emulator():
-    assert passed("--sample", "32") > 30
+def test_one_in_a_hundred_of_optimizers_and_scaler_on_the_emulator():
+    assert passed("--sample", "100") > 10
 
 
 @pytest.mark.exhaustive

@@ -1,6 +1,5 @@
 """The PTX side of csrc/device: ptxas accepts every entry. Needs nvcc, no GPU."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -9,10 +8,7 @@ import pytest
 from amp_kernels.testing.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [
-    pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: there is no PTX to check"),
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.nvcc, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("arch", ["75", "80", "90a", "120"])

@@ -31,7 +31,18 @@ def main() -> int:
     arguments = sys.argv[1:]
     if not any(a.endswith(".py") or "::" in a or a.startswith("tests") for a in arguments):
         arguments += map(str, sorted(FOLDER.glob("executed_*.py")))
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "tests.ptx.plugin", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "tests.ptx.plugin",
+        "--progress-every",
+        "10",
+        *arguments,
+    ]
     return subprocess.run(command, env=environment(), cwd=FOLDER.parents[1]).returncode
 
 

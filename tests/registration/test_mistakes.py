@@ -373,7 +373,7 @@ def _enabled(value: str) -> subprocess.CompletedProcess:
 
 
 def test_an_old_torch_is_refused() -> None:
-    for version in ("2.10.0", "2.14.1+cu130", "3.0.0a0"):
+    for version in ("2.10.0", "2.10.0a0+a36e1d39eb.nv26.1", "2.14.1+cu130", "3.0.0a0"):
         check_torch(version)
     with pytest.raises(ImportError, match=r"amp_kernels: torch is 2\.9\.1\+cpu; accepted: 2\.10 or newer"):
         check_torch("2.9.1+cpu")
