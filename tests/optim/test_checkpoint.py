@@ -132,7 +132,7 @@ def test_resumed_run_continues_bit_for_bit(name, options, dtype, mode, way):
     elif way == "pickle":
         second = pickle.loads(pickle.dumps(first))
     else:
-        second = resumed(first, getattr(akopt, name), **kept, seed=1)
+        second = resumed(first, getattr(akopt, name), **kept, seed=5 if dtype == f32 else 1)  # f32 draws no bits
     assert second.master_weights == mode
     for a, b in zip(run(first, 2, seed=2), run(second, 2, seed=2), strict=True):
         assert torch.equal(a, b)
