@@ -43,7 +43,7 @@ examples: $(BUILT)
 	$(if $(PYTHON),,$(RUN) -m pip install --quiet --group test --group examples "torch==$$($(RUN) -c 'import torch; print(torch.__version__.partition("+")[0])')")
 	EXAMPLES=all $(RUN) -m pytest -m "not gpu" $(SIDE_BY_SIDE) tests/examples $(ARGS)
 
-# What `make test` and CI sample: every seed of the emulator, every configuration of the Triton GEMM compiled, every planted bug. Hours.
+# What `make test` and CI sample, and the fuzzers for FUZZ_SECONDS each (300): every seed of the emulator, every configuration of the Triton GEMM compiled, every planted bug. Hours.
 # The rest of tests/build is `make sass`'s.
 exhaustive: $(BUILT)
 	$(RUN) -m pytest --exhaustive -m exhaustive --ignore tests/build
