@@ -202,7 +202,7 @@ def torch_linear_cross_entropy(input, linear_weight, target, linear_bias=None, *
 
 
 def embedding(d: Inputs) -> tuple[dict, dict]:
-    rows = max(1, d.size())
+    rows = d.randrange(1, 9)
     options = {"padding_idx": d.choice([None, 0, rows - 1, -1]), "scale_grad_by_freq": d.flag()}
     return {"weight": d.t(rows, d.size(long=True))}, {"input": d.classes(rows, *d.some(0)), **options}
 
