@@ -168,6 +168,7 @@ class Op:
         Compiled and exported programs call ops through the dispatcher, so without this an install that has Triton kernels only
         would run its reference there.
         """
+        self._check_kinds(args, kwargs)
         tensor = first_tensor(args)
         if type(tensor) in PLAIN and not tensor.is_meta:
             backend = self._selected(tensor, args, kwargs)
@@ -177,6 +178,21 @@ class Op:
                 return self.triton(*args, **kwargs)
             return self._in_torch(backend)(*args, **kwargs)
         return self.reference(*args, **kwargs)
+
+    def _check_kinds(self, args: tuple, kwargs: dict) -> None:
+        """Refuse tensors on several devices, or without strides, before the reference, which would write to some of them first."""
+        first = None
+        for name, value in {**dict(zip(self._arguments._fields, args, strict=False)), **kwargs}.items():
+            for tensor in value if isinstance(value, (list, tuple)) else (value,):
+                if not isinstance(tensor, torch.Tensor) or name == "layout":  # of an update: always on the host
+                    continue
+                if tensor.layout != torch.strided:
+                    raise TypeError(f"{self.name}: {name} has layout {tensor.layout}; accepted: torch.strided")
+                first = first or (name, tensor.device)
+                if tensor.device != first[1]:
+                    raise ValueError(
+                        f"{self.name}: {name} is on {tensor.device}, but {first[0]} is on {first[1]}; accepted: one device"
+                    )
 
     def _bump_versions(self, args, kwargs) -> None:
         tensors = []

@@ -17,7 +17,7 @@ from .._dispatch.library import Sample, define
 
 def _reference(grads: Sequence[Tensor], found_inf: Tensor | None, inv_scale: Tensor) -> None:
     inv = inv_scale.reshape(())
-    flag = None if found_inf is None else found_inf.reshape(()) != 0
+    flag = None if found_inf is None else torch.zeros_like(found_inf.reshape(()), dtype=torch.bool)
     for grad in grads:
         value = (grad if grad.dtype == torch.float64 else grad.float()) * inv
         grad.copy_(value)

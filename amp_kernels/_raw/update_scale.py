@@ -27,15 +27,16 @@ def _reference(
     skipped_steps: Tensor | None = None,
     consecutive_skips: Tensor | None = None,
 ) -> None:
-    found = torch.stack([f.reshape(()) > 0 for f in found_infs]).any()
+    found = torch.stack([scale.new_zeros((), dtype=torch.bool), *(f.reshape(()) > 0 for f in found_infs)]).any()
     tolerated = hysteresis_tracker - 1  # overflows left before the scale yields, once this one is counted
-    backed_off = (scale.double() * backoff_factor).float().clamp(min=min_scale)
+    backed_off = (scale.double() * backoff_factor).float()
+    backed_off = torch.where(backed_off > min_scale, backed_off, min_scale)
     after_overflow = torch.where(tolerated <= 0, backed_off, scale)
 
     streak = growth_tracker + 1
     due = streak == growth_interval
     grown = (scale.double() * growth_factor).float()
-    after_success = torch.where(due & grown.isfinite(), grown.clamp(max=max_scale), scale)
+    after_success = torch.where(due & grown.isfinite(), torch.where(grown < max_scale, grown, max_scale), scale)
 
     scale.copy_(torch.where(found, after_overflow, after_success))
     growth_tracker.copy_(torch.where(found | due, torch.zeros_like(streak), streak))

@@ -24,6 +24,9 @@ from ._autograd import add_gradient, needs_gradient, under_transform
 from ._products import added_product, check_blocks, reduced_product, working_dtype, write_out
 from ._tensors import cast
 
+#: The factors by their names in torch.
+_FACTORS = {"baddbmm": ("batch1", "batch2"), "addmm": ("mat1", "mat2")}
+
 
 class _Baddbmm(torch.autograd.Function):
     """The autograd node. The 16-bit copies of a and b are returned with the result, as in ``matmul``."""
@@ -62,7 +65,7 @@ class _Baddbmm(torch.autograd.Function):
 
 def _baddbmm(input, a, b, *, beta=1.0, alpha=1.0, compute_dtype=None, batch_invariant=0):
     name = "baddbmm" if a.ndim == 3 else "addmm"
-    dtype = working_dtype(name, compute_dtype, a=a, b=b)
+    dtype = working_dtype(name, compute_dtype, **dict(zip(_FACTORS[name], (a, b), strict=True)))
     _check(name, input, a, b, dtype, compute_dtype is not None)
     if dtype not in HALF_DTYPES or under_transform():
         add = F.addmm if a.ndim == 2 else F.baddbmm
@@ -74,12 +77,12 @@ def _baddbmm(input, a, b, *, beta=1.0, alpha=1.0, compute_dtype=None, batch_inva
 
 
 def _check(name: str, input, a, b, dtype: torch.dtype, autocast: bool) -> None:
-    narrow = dtype in HALF_DTYPES
+    narrow, (one, other) = dtype in HALF_DTYPES, _FACTORS[name]
     wide = KERNEL_DTYPES if autocast else (dtype, torch.float32)
     check_tensor(name, "input", input, wide if narrow else (dtype,))
     if a.ndim not in (2, 3) or b.ndim != a.ndim or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
         raise ValueError(
-            f"{name}: a has shape {list(a.shape)} and b {list(b.shape)}; accepted: "
+            f"{name}: {one} has shape {list(a.shape)} and {other} {list(b.shape)}; accepted: "
             + ("[M, K] and [K, N]" if name == "addmm" else "[B, M, K] and [B, K, N]")
         )
     shape = [*a.shape[:-1], b.shape[-1]]
@@ -89,7 +92,7 @@ def _check(name: str, input, a, b, dtype: torch.dtype, autocast: bool) -> None:
         fits = False
     if not fits:
         raise ValueError(f"{name}: input has shape {list(input.shape)}; accepted: one that broadcasts to {shape}")
-    check_same_device(name, input=input, a=a, b=b)
+    check_same_device(name, **{"input": input, one: a, other: b})
 
 
 def samples(device: str) -> Iterator[Sample]:
@@ -116,17 +119,20 @@ autocast.lower_precision(op)
 
 
 def _call(name: str, input, a, b, beta: float, alpha: float, out: torch.Tensor | None) -> torch.Tensor:
-    kind, ndim, accepted = ("batch", 3, "[B, M, K]") if name == "baddbmm" else ("mat", 2, "[M, K]")
-    check_tensors(name, input=input, **{f"{kind}1": a, f"{kind}2": b})
+    ndim, accepted = (3, "[B, M, K]") if name == "baddbmm" else (2, "[M, K]")
+    one, other = _FACTORS[name]
+    check_tensors(name, **{"input": input, one: a, other: b})
     if a.ndim != ndim:
-        raise ValueError(f"{name}: {kind}1 has shape {list(a.shape)}; accepted: {accepted}")
+        raise ValueError(f"{name}: {one} has shape {list(a.shape)}; accepted: {accepted}")
     for factor, value in (("beta", beta), ("alpha", alpha)):
         if isinstance(value, str) or value is None:
             raise TypeError(f"{name}: {factor} is {value!r}, of type {type_name(value)}; accepted: a number")
     options = {"beta": float(beta), "alpha": float(alpha), "batch_invariant": k_blocks()}
     if out is not None:
-        accepted = (working_dtype(name, None, a=a, b=b),)
-        return write_out(name, out, accepted, lambda: op(input, a, b, **options), a=a, b=b)
+        factors = {one: a, other: b}
+        return write_out(
+            name, out, (working_dtype(name, None, **factors),), lambda: op(input, a, b, **options), **factors
+        )
     if autocast.eager(input, a, b):
         return _baddbmm(input, a, b, compute_dtype=autocast.dtype_on(a.device.type), **options)
     return op(input, a, b, **options)

@@ -56,7 +56,7 @@ X, Y = torch.zeros(4, 5), torch.zeros(4, dtype=torch.int64)
             r"target has dtype float32, that of probabilities, and shape \[4, 4\]; accepted: \[4, 5\]",
         ),
         ((X, X), {"ignore_index": 0}, ValueError, "ignore_index is 0, but the target holds probabilities"),
-        ((X[:, :0], Y), {}, ValueError, "there are no classes"),
+        ((X[:, :0], Y), {}, ValueError, "target names classes, and logits of shape"),
         ((X, Y, torch.ones(4)), {}, ValueError, r"weight has shape \[4\]; accepted: \[5\]"),
         ((X, Y, torch.ones(5).half()), {}, TypeError, "weight has dtype float16; accepted: float32"),
         ((X, Y), {"reduction": "avg"}, ValueError, "reduction is 'avg'; accepted: 'mean', 'sum', 'none'"),

@@ -1,6 +1,8 @@
 """A small training loop with everything in it that has state: dropout, a scaler that skips, a schedule, shuffled data."""
 
 import functools
+import sys
+from pathlib import Path
 
 import torch
 
@@ -102,9 +104,45 @@ def flat(value, name=""):
 
 def assert_same(state, expected):
     """Two of :meth:`Loop.state` agree in every bit."""
-    assert state.keys() == expected.keys()
+    assert state.keys() == expected.keys(), f"of one alone: {sorted(state.keys() ^ expected.keys())}"
     for name, value in expected.items():
         if isinstance(value, torch.Tensor):
+            assert isinstance(state[name], torch.Tensor), name
             assert_same_bits(state[name], value, name)
         else:
             assert state[name] == value or (value != value and state[name] != state[name]), name
+
+
+def is_same(state, expected):
+    try:
+        assert_same(state, expected)
+    except AssertionError:
+        return False
+    return True
+
+
+class InterruptAt:
+    """Raises ``error``, by default as Ctrl-C does, before the line number ``at`` that Python runs of this package; ``None`` counts only.
+    Afterwards :attr:`count` is the number of lines."""
+
+    PACKAGE = str(Path(ak.__file__).parent)
+
+    def __init__(self, at, error=KeyboardInterrupt):
+        self.at, self.error, self.count = at, error, 0
+
+    def __enter__(self):
+        self.before = sys.gettrace()
+        sys.settrace(self)
+        return self
+
+    def __exit__(self, *_):
+        sys.settrace(self.before)
+
+    def __call__(self, frame, event, _):
+        if not frame.f_code.co_filename.startswith(self.PACKAGE):
+            return None
+        if event == "line":
+            self.count += 1
+            if self.at is not None and self.count > self.at:
+                raise self.error
+        return self

@@ -4,8 +4,6 @@ never saw the fault."""
 import collections
 import copy
 import re
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,9 +18,8 @@ from amp_kernels.optim import _matrices
 from amp_kernels.testing.bits import assert_same_bits
 from amp_kernels.testing.generators import normal
 
-from .loop import assert_same, flat
+from .loop import InterruptAt, assert_same, flat, is_same
 
-PACKAGE = Path(ak.__file__).parent
 OPTIMIZERS = [
     pytest.param("AdamW", torch.float32, {"shadow_dtype": torch.bfloat16, "ema_decay": 0.9}, id="AdamW-float32"),
     pytest.param("AdamW", torch.bfloat16, {"master_weights": "split"}, id="AdamW-split"),
@@ -63,14 +60,6 @@ class Twin:
 
     def state(self):
         return dict(flat({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}))
-
-
-def is_same(state, expected):
-    try:
-        assert_same(state, expected)
-    except AssertionError:
-        return False
-    return True
 
 
 def without(name="AdamW", dtype=torch.float32, options=None, batches=(0, 1, 3, 4)):
@@ -222,29 +211,6 @@ def test_a_new_optimizer_at_the_address_of_one_that_was_given_up():
 
 
 # ---- interrupts ----
-
-
-class InterruptAt:
-    """Ctrl-C arrives before the line number ``count`` that Python runs of this package's optimizers and scaler."""
-
-    def __init__(self, count):
-        self.left = count
-
-    def __enter__(self):
-        self.before = sys.gettrace()
-        sys.settrace(self)
-
-    def __exit__(self, *_):
-        sys.settrace(self.before)
-
-    def __call__(self, frame, event, _):
-        if not frame.f_code.co_filename.startswith(str(PACKAGE)):
-            return None
-        if event == "line":
-            self.left -= 1
-            if self.left < 0:
-                raise KeyboardInterrupt
-        return self
 
 
 @EACH
