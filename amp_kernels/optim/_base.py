@@ -23,7 +23,7 @@ from .._dispatch.compiled import CompiledHandle, HasCompiledCalls, compiled_call
 from .._raw._split_master import join_master
 from .._sharding.agreement import Agreement
 from ._algorithm import SWITCHES, Algorithm
-from ._checkpoint import CheckpointCodec, without_process_groups
+from ._checkpoint import CheckpointCodec
 from ._gradients import StepAnswer, StepRequest
 from ._groups import GroupChecks
 from ._options import DEFAULTS, MixedPrecision, OptionAttribute, Options, checked_options
@@ -286,7 +286,8 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
             handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        if self.shard_group is not None or any(len(without_process_groups(g)) < len(g) for g in self.param_groups):
+        in_groups = any(isinstance(value, ProcessGroup) for group in self.param_groups for value in group.values())
+        if self.shard_group is not None or in_groups:
             raise TypeError(
                 f"{type(self).__name__}: an optimizer with a shard_group cannot be pickled or copied, because a process group "
                 "cannot; accepted: state_dict, and load_state_dict of an optimizer that is made with a group"

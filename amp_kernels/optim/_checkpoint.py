@@ -23,8 +23,9 @@ _ABSENT = {"maximize": False, "capturable": False, "differentiable": False}
 
 
 def without_process_groups(group: dict[str, Any]) -> dict[str, Any]:
-    """A group of parameters without the keys that hold process groups, which belong to a running program and cannot be pickled."""
-    return {key: value for key, value in group.items() if not isinstance(value, ProcessGroup)}
+    """A group of parameters with ``None`` in place of process groups, which belong to a running program and cannot be pickled. The keys
+    stay: torch's flattened form reads all that the optimizer has."""
+    return {key: None if isinstance(value, ProcessGroup) else value for key, value in group.items()}
 
 
 class Uncast:

@@ -73,8 +73,6 @@ class GroupChecks:
         check_group_options(self._name, group)
         self.release_shard_group(group)
         for name, value in vars(options).items():
-            if name == "shard_group" and group.get(name) is None:
-                continue
             if name in group and name not in GROUP_OPTIONS and group.pop(name) != value:
                 raise ValueError(
                     f"{self._name}: {name} is an option of the optimizer, where it is {value!r}, and not of a group; "
