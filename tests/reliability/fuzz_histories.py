@@ -166,9 +166,14 @@ def case(draw: Draw) -> None:
         reference(name, copies(params, torch.float64), LR, **options) if exact_layout(name, layout, {*dtypes}) else None
     )
     sizes = scales(params)
-    steps, largest = 0, 1.0
+    steps, largest, loaded = 0, 1.0, False
     for _ in range(draw.randrange(3, 16)):
         kind = draw.choice(["step"] * 4 + ["partial", "zeros", "group", "lr", "write", *NEUTRAL * 2])
+        if (
+            kind == "write" and loaded
+        ):  # up to a step, masters and averages of a load may follow weights that come after it
+            kind = "step"
+        loaded = kind is reloaded or (loaded and kind not in ("step", "zeros"))
         draw.note(getattr(kind, "__name__", kind))
         if callable(kind):
             kind(draw, noisy)
