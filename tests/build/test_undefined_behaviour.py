@@ -41,3 +41,9 @@ def every_sample() -> None:
 def test_every_sample(package):
     result = sanitized.run(package, "-c", "from tests.build import test_undefined_behaviour as t; t.every_sample()")
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.slow
+def test_drawn_calls(package):
+    result = sanitized.run(package, "-m", "tests.reliability.fuzz_raw", "--seed", "0", "--cases", "300")
+    assert result.returncode == 0, result.stdout + result.stderr
