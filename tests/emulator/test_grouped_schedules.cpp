@@ -1,5 +1,5 @@
 // A search for schedules under which a grouped product hangs or races: few small tiles in every mixture of empty and
-// other groups, on fewer and more SMs than tiles, under many seeds. `make exhaustive` runs 100 of them.
+// other groups, on fewer and more SMs than tiles, under many seeds. `make test-all` runs 100 of them.
 #include "grouped_problem.h"
 
 namespace ak::test {
