@@ -41,7 +41,9 @@ def check_target(
     """``shape`` is that of the logits."""
     classes = shape[classes_dim]
     if classes == 0:
-        raise ValueError(f"{op}: target names classes, and logits of shape {list(shape)} have none; accepted: at least one")
+        raise ValueError(
+            f"{op}: target names classes, and logits of shape {list(shape)} have none; accepted: at least one"
+        )
     check_tensor(op, "target", target, (torch.int64, torch.uint8, *FLOATS))
     if target.is_floating_point():
         if target.shape != shape:
