@@ -109,8 +109,8 @@ MUTANTS = [
         ("p.factor[row * p.factor_stride]", "p.factor[0]", "every row takes the first factor"),
         ("-factor * (of_target + others)", "-factor * of_target", "label smoothing leaves out the target's own share"),
         (
-            "sums.total[k] += sum_of_span(c, n);",
-            "sums.total[k] = sum_of_span(c, n);",
+            "total.add(sum_of_span(c, n));",
+            "total = TileSums(sum_of_span(c, n));",
             "the total is that of the last tile",
         ),
         ("weight_span(p.weight + at,", "weight_span(p.weight,", "all tiles take the weights of the first classes"),

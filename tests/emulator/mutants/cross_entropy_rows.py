@@ -41,7 +41,7 @@ MUTANTS = [
     Mutant(KERNEL, "void move(float from, float to) { moved = fma(total, from - to, moved); }", "void move(float, float) {}", "what the coefficients weigh is relative to logits of the past"),
     Mutant(KERNEL, "fma(total, from - to, moved)", "fma(total, to - from, moved)", "the base moves the other way"),
     Mutant(KERNEL, "const float before = softmax_base(running.largest);", "const float before = running.largest;", "the first base is -inf"),
-    Mutant(KERNEL, "mean.add(c[j], v[j] - base);", "mean.add(c[j], v[j]);", "smoothing takes the logits themselves"),
+    Mutant(KERNEL, "of_piece.add(c[j], v[j] - base);", "of_piece.add(c[j], v[j]);", "smoothing takes the logits themselves"),
     Mutant(KERNEL, "total += c;", "", "smoothing does not count in the slope"),
     Mutant(KERNEL, "pieces.value(column - begin, 0, p.type);", "pieces.value(0, 0, p.type);", "the first logit of the piece in place of the target's"),
     Mutant(KERNEL, "if (pieces.has(column - begin)) target_logit", "if (begin == 0) target_logit", "a target in another piece than the first"),

@@ -26,8 +26,8 @@ MUTANTS = [
     Mutant(KERNEL, "p.y_type, row * p.columns + begin);", "p.y_type, row * p.columns);", "a piece over the first"),
     Mutant(KERNEL, "row < p.rows; row += grid_blocks()", "row < p.rows; row += 1", "several blocks write a row"),
     # ---- backward
-    Mutant(KERNEL, "sum = log ? sum + g[j] : fma(g[j], y[j], sum);", "sum += g[j];", "the sum is that of log-softmax"),
-    Mutant(KERNEL, "sum = log ? sum + g[j] :", "sum =", "the sum is that of softmax"),
+    Mutant(KERNEL, "of_piece = log ? of_piece + g[j] : fma(g[j], y[j], of_piece);", "of_piece += g[j];", "the sum is that of log-softmax"),
+    Mutant(KERNEL, "of_piece = log ? of_piece + g[j] :", "of_piece =", "the sum is that of softmax"),
     Mutant(KERNEL, "sum = pieces.sum(sum);", "", "the sum is that of a thread"),
     Mutant(KERNEL, "exp_above(y[j], base) * inverse", "exp_above(y[j], base)", "probabilities are not normalised"),
     Mutant(KERNEL, "pieces.for_each_left_out(2, batch, [&](int j) { g[j] = 0.0f; });", "", "what is left out counts"),
