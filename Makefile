@@ -31,7 +31,7 @@ ABI := build/abi
 PYTEST := $(RUN) -m pytest --progress-every 10
 SIDE_BY_SIDE := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo paper test test-all examples sass sass-sample ptx ptx-sample abi wheels gpu bench docs lint format mutants build clean
+.PHONY: demo paper test test-all sanitized examples sass sass-sample ptx ptx-sample abi wheels gpu bench docs lint format mutants build clean
 
 # The demo builds the parts that it runs, the CUDA kernels for the GPU that is here alone. A full build serves it too.
 demo: $(if $(wildcard $(BUILT)),$(BUILT),$(BUILT)-demo)
@@ -54,6 +54,10 @@ test: $(BUILT)
 test-all: $(BUILT)
 	$(PYTEST) $(TESTS) $(SIDE_BY_SIDE) --exhaustive $(ARGS)
 	$(ALIVE) $(RUN) tests/emulator/mutate.py
+
+# Raw ops on a CPU library that stops at undefined behaviour, which is compiled for it: minutes, seconds with ccache.
+sanitized: $(BUILT)
+	$(PYTEST) --exhaustive tests/build/test_undefined_behaviour.py $(ARGS)
 
 # Every example, also those that `make test` skips where transformers, lightning or accelerate is absent, and the model families of
 # transformers and torchvision. Each torchvision is for one torch: that which is here stays.
