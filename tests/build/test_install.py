@@ -90,6 +90,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
     assert any(name.startswith("amp_kernels/_host.") and name.endswith(".so") for name in names)
 
 
+@pytest.mark.exhaustive  # compiles it once more
 def test_the_emulator_is_in_the_wheel_if_it_is_asked_for(tmp_path):
     wheel, _ = build_wheel(tmp_path, "--no-build-isolation", AMP_KERNELS_EMULATOR="1")
     assert EMULATOR in zipfile.ZipFile(wheel).namelist()
