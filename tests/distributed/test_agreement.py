@@ -53,12 +53,12 @@ def ops_of_a_step(layout, name):
 @pytest.mark.parametrize(("layout", "checks"), [("fsdp", 1), ("hsdp", 1), ("part", 2)])
 @pytest.mark.parametrize("name", ["AdamW", "SGD", "LAMB"])
 def test_a_step_is_one_check_one_sum_one_update_and_no_read_on_the_host(ranks, layout, checks, name):
-    """Parameters that count on another rank are checked apart. LAMB's update is two halves around a sum."""
-    update, updates = {"AdamW": ("adamw_", 1), "SGD": ("sgd_", 1), "LAMB": ("lamb_half_", 2)}[name]
+    """Parameters that count on another rank are checked apart. LAMB's update is a half over copies of the moments, a sum and two halves."""
+    update, updates, sums = {"AdamW": ("adamw_", 1, 1), "SGD": ("sgd_", 1, 1), "LAMB": ("lamb_half_", 3, 2)}[name]
     for rank, (ops, from_addresses) in enumerate(ranks.run(ops_of_a_step, layout, name)):
         assert sum(n for op, n in ops.items() if "check_and_norm" in op) == (1 if rank == 0 else checks)
         assert sum(n for op, n in ops.items() if update in op) == updates
-        assert sum(n for op, n in ops.items() if op.startswith("c10d")) == ops["c10d::allreduce_"] == updates
+        assert sum(n for op, n in ops.items() if op.startswith("c10d")) == ops["c10d::allreduce_"] == sums
         assert not [op for op in ops if "_local_scalar_dense" in op or "nonzero" in op], ops
         assert not [op for op in ops if "redistribute" in op or "all_gather" in op]
         assert from_addresses  # without such a log
