@@ -67,7 +67,7 @@ examples: $(BUILT)
 
 # The machine code of every kernel and every instance of the GEMM: registers, spills, bytes in flight, main loops, executed instructions.
 # Needs nvcc, no GPU; without nvcc it fails. The sample is CI's.
-SASS := --no-skips -m nvcc tests/build tests/emulator/test_vocabulary.py
+SASS := --no-skips -m nvcc --ignore tests/build/test_workflows.py tests/build tests/emulator/test_vocabulary.py
 sass: $(BUILT)-cuda
 	$(PYTEST) --exhaustive $(SASS) $(ARGS)
 sass-sample: $(BUILT)-cuda

@@ -101,7 +101,7 @@ def samples(device: str) -> Iterator[Sample]:
             z = torch.cat([100 * (z > 0), z], -1) if activation in GATED else z
             yield (grad.to(device, dtype), z.to(device, dtype)), {"activation": activation, "bias_grad": True}
     for activation in ACTIVATIONS:
-        yield (torch.ones(1, 7, device=device), extremes(activation).to(device)), {"activation": activation}
+        yield (torch.ones(1, 6, device=device), extremes(activation).to(device)), {"activation": activation}
 
 
 op = define(

@@ -14,7 +14,7 @@ PACKAGE = Path(amp_kernels.__file__).parent
 ROOMS = {
     "": {"_dispatch", "_raw", "_updates", "amp", "checkpoint", "cli", "distributed", "nn", "numerics", "ops", "optim"},
     "cli": {"_dispatch", "amp", "numerics", "testing"},
-    "checkpoint": {"_checks", "_raw", "amp", "optim"},
+    "checkpoint": {"_checks", "_dispatch", "_raw", "amp", "optim"},
     "testing": {"_checks", "_dispatch", "_raw", "_updates"},
     "numerics": {"_checks", "_dispatch", "_raw", "_sharding", "amp", "optim"},
     "amp": {"_checks", "_dispatch", "_raw", "_sharding", "optim"},
