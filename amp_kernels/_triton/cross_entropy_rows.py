@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 
 from .._raw.cross_entropy_rows import check
-from ._norm import CHAIN
 
 BLOCK = 4096
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -127,17 +126,12 @@ def cross_entropy_rows_kernel(
     if SPREAD:
         c_lanes = tl.zeros([BLOCK], tl.float32)
         moved_lanes = tl.zeros([BLOCK], tl.float32)
-        for begin in range(0, end, CHAIN * BLOCK):
-            c_chain = tl.zeros([BLOCK], tl.float32)
-            moved_chain = tl.zeros([BLOCK], tl.float32)
-            for first in range(begin, tl.minimum(end, begin + CHAIN * BLOCK), BLOCK):
-                x = _block(base, first, phase, end, BLOCK)
-                column = first - phase + lanes
-                c = _coefficients(column, classes, soft, weight, own, shared, SOFT, WEIGHTED)
-                c_chain += c
-                moved_chain += tl.where((column >= 0) & (column < classes), c * (x - m), 0.0)
-            c_lanes += c_chain
-            moved_lanes += moved_chain
+        for first in range(0, end, BLOCK):
+            x = _block(base, first, phase, end, BLOCK)
+            column = first - phase + lanes
+            c = _coefficients(column, classes, soft, weight, own, shared, SOFT, WEIGHTED)
+            c_lanes += c
+            moved_lanes += tl.where((column >= 0) & (column < classes), c * (x - m), 0.0)
         c_sum = tl.sum(c_lanes, axis=0)
         moved = tl.sum(moved_lanes, axis=0)
     scaled = tl.where(z_loss != 0.0, z_loss * (m + log_sum), 0.0)
