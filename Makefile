@@ -42,8 +42,8 @@ demo: $(if $(wildcard $(BUILT)),$(BUILT),$(BUILT)-demo)
 paper: $(BUILT)
 	$(RUN) -m bench.paper --out runs/paper $(ARGS)
 
-# Some cases of each test that needs neither GPU nor nvcc, the same ones each time; DRAW=7 draws others. Ten minutes on two cores, set-up
-# and build included.    make test ARGS="--one-in 1 tests/optim"   all cases of a folder
+# Some cases of each test that needs neither GPU nor nvcc, the same ones each time; DRAW=7 draws others.
+#   make test ARGS="--one-in 1 tests/optim"   all cases of a folder
 SHARE ?= 8
 TESTS := -m "not gpu and not nvcc" --ignore tests/ptx
 test: $(BUILT)
