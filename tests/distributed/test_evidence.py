@@ -77,7 +77,7 @@ class Model:
         self.optimizer = make(self.groups, lr=1e-3) if make else None
 
     def norm(self, size):
-        """Of the step's gradients: sizes are of each element, unscaled. Returns the norm of all ranks, or REFUSED."""
+        """Gives the step its gradients, whose elements have these sizes before scaling. Returns the norm of all ranks, or REFUSED."""
         scale = self.scaler.get_scale() if self.optimizer else 1.0
         self.dense.grad = torch.full_like(self.dense, scale)
         self.experts.grad = torch.full_like(self.experts, size * scale) if size != 0.0 else None

@@ -74,7 +74,7 @@ def test_bits_and_collectives(ranks):
 
 
 def failing_calls(name, options):
-    """Whether nothing changes in a step whose call number ``n`` of other ranks fails on all of them, and whether the step is that of a
+    """Tells if nothing changes in a step whose call number ``n`` of other ranks fails on all of them, and if the step is that of a
     twin once it is taken again."""
     place, method = {"Muon": (dist, "all_to_all_single"), "LAMB": (Agreement, "total")}[name]
     shapes, called = [*SHAPES, (64, 64)], getattr(place, method)

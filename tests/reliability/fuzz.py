@@ -1,4 +1,4 @@
-"""What the fuzzers share. A seed decides a case, so a failure is replayed by its seed:
+"""The shared part of the fuzzers. A seed decides a case, so a failure is replayed by its seed:
 
 python -m tests.reliability.fuzz_raw --seed 17               one case
 python -m tests.reliability.fuzz_raw --seed 0 --cases 1000   many

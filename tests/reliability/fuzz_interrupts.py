@@ -175,7 +175,7 @@ def case(draw: Draw) -> None:
 
 
 def differences(now: dict, before: dict, after: dict) -> list[str]:
-    """Of what the call changes: what is as before, and what is not."""
+    """For each value that the call changes, the words that it is as before, or no longer."""
 
     def differs(a: dict, b: dict, key: str) -> bool:
         return not is_same(*({key: state[key]} if key in state else {} for state in (a, b)))
