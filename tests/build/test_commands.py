@@ -25,7 +25,7 @@ def commands(tmp_path):
                     next(at for at in map(Path, ("/usr/bin", "/bin")) if (at / name).exists()) / name
                 )
         at = {**os.environ, "PATH": str(tools)}
-        command = ["make", "--dry-run", "--always-make", "PYTHON=python3", target]
+        command = ["make", "--dry-run", "--always-make", "--no-print-directory", "PYTHON=python3", target]
         told = subprocess.run(command, cwd=ROOT, env=at, capture_output=True, text=True, check=True)
         return told.stdout.splitlines()
 
