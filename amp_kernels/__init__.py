@@ -11,6 +11,7 @@ from ._dispatch.batch_invariant import batch_invariant
 from ._dispatch.policy import BackendUnavailable, backend
 from ._dispatch.switch import is_enabled, set_enabled
 from ._dispatch.switch import read_environment as _read_environment
+from ._removed import attributes_of as _attributes_of
 from ._version import __version__
 from .amp import GradScaler, clip_grad_norm_, get_total_norm, graph_step, recommended_dtype
 from .nn import convert, override_matmul, revert
@@ -33,6 +34,7 @@ from .ops.softmax import log_softmax, softmax
 from .ops.syrk import syrk
 from .optim import fp32_state_dict, refresh_shadows
 
+__getattr__ = _attributes_of(__name__)
 _load.load()  # after the schemas: C++ only adds implementations
 _nodes.load_module()
 _read_environment()

@@ -18,6 +18,7 @@ Examples:
     (torch.bfloat16, torch.float32)
 """
 
+from .._removed import attributes_of as _attributes_of
 from . import functional
 from .convert import convert, revert
 from .cross_entropy import CrossEntropyLoss
@@ -31,6 +32,8 @@ from .norm import LayerNorm, RMSNorm
 from .override_matmul import override_matmul
 from .softmax import LogSoftmax, Softmax
 from .to_half import to_half
+
+__getattr__ = _attributes_of(__name__)
 
 __all__ = [
     "MLP",

@@ -1,0 +1,28 @@
+"""Public names and options that earlier versions had, each with its replacement: one table, which the errors read."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# Full name of a public attribute -> its replacement
+NAMES: dict[str, str] = {}
+# (function or class, option) -> its replacement
+OPTIONS: dict[tuple[str, str], str] = {}
+
+
+def attributes_of(module: str) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a public module: an ``AttributeError`` that names what replaces ``name``."""
+
+    def missing(name: str) -> Any:
+        replacement = NAMES.get(f"{module}.{name}")
+        said = "" if replacement is None else f": it was removed in 0.2.0; use {replacement}"
+        raise AttributeError(f"module {module!r} has no attribute {name!r}{said}", name=name)
+
+    return missing
+
+
+def refuse(function: str, given: Mapping[str, object]) -> None:
+    """A ``TypeError`` for the first of the keyword arguments ``given`` that ``function`` does not have."""
+    for name in given:
+        replacement = OPTIONS.get((function, name))
+        said = "" if replacement is None else f": it was removed in 0.2.0; use {replacement}"
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{said}")
