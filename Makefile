@@ -16,7 +16,7 @@ READY  := $(if $(PYTHON),,$(VENV)/.ready)
 BUILT  := build/.built$(if $(PYTHON),-$(subst /,_,$(PYTHON)))
 ALIVE  := .ci/alive
 NVCC   := $(shell command -v nvcc)
-SOURCES = setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
+SOURCES = setup.py pyproject.toml CMakeLists.txt $(shell find csrc tools/emulator -type f)
 
 # Modules are compiled when they are first imported: most never are, and tests start hundreds of processes that import torch.
 export PIP_COMPILE ?= 0

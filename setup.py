@@ -391,7 +391,7 @@ class CMakeBuild(build_ext):
 def changed_at(part: str) -> float:
     """The time of the last change to a source that the part reads."""
     times = [(ROOT / "CMakeLists.txt").stat().st_mtime]
-    for source in (ROOT / "csrc").rglob("*.*"):
+    for source in [*(ROOT / "csrc").rglob("*.*"), *(ROOT / "tools" / "emulator").glob("*.*")]:
         if part in next((parts for path, parts in READERS.items() if re.search(path, str(source))), TARGETS):
             times.append(source.stat().st_mtime)
     return max(times)

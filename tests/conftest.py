@@ -18,6 +18,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+# Behind the installed package: tools/
+sys.path.append(str(Path(__file__).parents[1]))
+
 from .draw import drawn, drawn_of_each_test
 from .progress import Progress
 

@@ -6,7 +6,7 @@ tensors, on devices without a kernel and where nothing could be compiled. The C+
 (``policy.py``) picks them.
 
 Every op exists a second time in the namespace ``amp_kernels_emulated``, with the same schema and the same rules: there the
-key ``CPU`` is served by the CUDA kernels and their glue on the emulator (``csrc/emulator``), for debugging and for tests.
+key ``CPU`` is served by the CUDA kernels and their glue on the emulator (``tools/emulator``), for debugging and for tests.
 
 The stable ABI does not bump version counters, and neither does Triton, so a mutating op gets an ``ADInplaceOrView`` kernel here
 that does: without it, stepping an optimizer between forward and backward would silently give wrong gradients.

@@ -1,4 +1,4 @@
-"""The launches of the emulator (``csrc/emulator``) in the last call of an op."""
+"""The launches of the emulator (``tools/emulator``) in the last call of an op."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 #pragma once
 // Qualifiers and indices of all kernels. csrc/device has two implementations: for nvcc, here, and for the emulator
-// (csrc/emulator, selected by AK_EMULATE), so that the same kernel source runs on a GPU and, checked, on a CPU.
+// (tools/emulator, selected by AK_EMULATE), so that the same kernel source runs on a GPU and, checked, on a CPU.
 #ifdef AK_EMULATE
 #include "emulator/platform.h"
 #else

@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 from amp_kernels.testing.patience import PATIENCE
+from tools.ptx.cuobjdump import cuobjdump
 
-from ..cuobjdump import cuobjdump
 from ..ptx.build import package_objects
 
 CSRC = Path(__file__).parents[2] / "csrc"

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from ..cuobjdump import cuobjdump
+from tools.ptx.cuobjdump import cuobjdump
+
 from .listing import parse
 from .machine_code import compile_cubin
 from .main_loop import faults

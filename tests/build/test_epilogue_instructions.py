@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from amp_kernels.testing.patience import PATIENCE
+from tools.ptx.cuobjdump import cuobjdump
 
-from ..cuobjdump import cuobjdump
 from .listing import Instruction, branch_tables, parse
 from .sass import Thread
 
@@ -163,13 +163,13 @@ def request(epilogue: str, as_float: bool) -> dict:
     }
 
 
-CXX = ["c++", "-std=c++20", "-O0", "-w", "-DAK_EMULATE", "-I", ROOT / "csrc"]
+CXX = ["c++", "-std=c++20", "-O0", "-w", "-DAK_EMULATE", "-I", ROOT / "csrc", "-I", ROOT / "tools"]
 
 
 @functools.cache
 def emulator(folder: Path) -> list[Path]:
     """Objects of the emulator, which are the same for all tiles."""
-    sources = sorted((ROOT / "csrc" / "emulator").glob("*.cpp"))
+    sources = sorted((ROOT / "tools" / "emulator").glob("*.cpp"))
     subprocess.run([*CXX, "-c", *sources], check=True, timeout=PATIENCE, cwd=folder)
     return [folder / f"{source.stem}.o" for source in sources]
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from amp_kernels.testing.patience import PATIENCE
+from tools.ptx.cuobjdump import cuobjdump
 
-from ..cuobjdump import cuobjdump
 from ..draw import drawn
 from . import listing
 from .bytes_in_flight import halves, rounds

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ..cuobjdump import cuobjdump
+from tools.ptx.cuobjdump import cuobjdump
+
 from .listing import parse
 from .main_loop import faults
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ..cuobjdump import cuobjdump
+from tools.ptx.cuobjdump import cuobjdump
+
 from . import listing, main_loop
 from . import test_epilogue_instructions as epilogue
 from .gemm_instance import compile_instance

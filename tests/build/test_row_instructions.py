@@ -14,8 +14,8 @@ from typing import NamedTuple
 import pytest
 
 from amp_kernels._checks.activations import ACTIVATIONS
+from tools.ptx.cuobjdump import cuobjdump
 
-from ..cuobjdump import cuobjdump
 from .listing import branch_tables, parse
 from .machine_code import cubin_of
 from .sass import Thread

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from ..cuobjdump import cuobjdump
+from tools.ptx.cuobjdump import cuobjdump
+
 from .listing import parse
 from .machine_code import cubin_of
 from .main_loop import faults

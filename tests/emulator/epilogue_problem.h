@@ -3,9 +3,9 @@
 // come from the formulas alone. Memory beyond an edge is uninitialised, and reading it is an error.
 #include <cmath>
 
+#include "emulator/harness.h"
 #include "gemm/column_sums.cu"
 #include "gemm/sm90/gemm.cuh"
-#include "harness.h"
 
 namespace ak::test::epilogue {
 

@@ -5,8 +5,8 @@
 #include <type_traits>
 
 #include "device/wgmma.cuh"
+#include "emulator/harness.h"
 #include "gemm/call.h"
-#include "harness.h"
 
 namespace ak::test {
 

@@ -1,7 +1,7 @@
 // Scratch of a split product, for the tests of the GEMM kernels.
 #pragma once
+#include "emulator/harness.h"
 #include "gemm/call.h"
-#include "harness.h"
 
 namespace ak::test {
 

@@ -7,9 +7,9 @@
 #pragma once
 #include <cmath>
 
+#include "emulator/harness.h"
 #include "gemm/sm80/grouped.cu"
 #include "gemm/sm90/grouped.cuh"
-#include "harness.h"
 
 namespace ak::test {
 

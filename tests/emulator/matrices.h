@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "emulator/harness.h"
 #include "gemm/call.h"
-#include "harness.h"
 
 namespace ak::test {
 

@@ -30,7 +30,7 @@ sys.path.append(str(HERE.parent))
 from draw import drawn  # noqa: E402
 
 ROOT = HERE.parents[1]
-BUILD = ROOT / "build" / "emulator"
+BUILD, TOOLS = ROOT / "build" / "emulator", ROOT / "tools" / "emulator"
 COMPILER = os.environ.get("CXX", "c++")
 # An environment's own cmake and ninja count, also where it was not activated.
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -40,7 +40,7 @@ NEEDED_SHARE = 0.9
 
 def plant(mutant: Mutant) -> str:
     """The text of the mutant's file with the bug in it."""
-    text = (ROOT / "csrc" / mutant.file).read_text()
+    text = (ROOT / ("tools" if mutant.file.startswith("emulator/") else "csrc") / mutant.file).read_text()
     pattern = r"\s+".join(re.escape(piece) for piece in mutant.old.split())
     found = list(re.finditer(pattern, text))
     if len(found) < mutant.nth:
@@ -54,7 +54,10 @@ def plant(mutant: Mutant) -> str:
 def build_and_run(test: str, sources: Path, program: Path) -> tuple[str, str]:
     """("caught", the first failure), ("missed", "") or ("broken", the compiler's message)."""
     command = [COMPILER, "-std=c++20", "-O0", "-DAK_EMULATE", "-ffp-contract=off", "-w", "-I", sources, "-I", HERE]
-    command += [HERE / f"{test}.cpp", BUILD / "lib" / "libak_emulator.a", "-o", program]
+    program_source = next(
+        folder / f"{test}.cpp" for folder in (HERE, TOOLS / "tests") if (folder / f"{test}.cpp").exists()
+    )
+    command += [program_source, BUILD / "lib" / "libak_emulator.a", "-o", program]
     compiled = subprocess.run(command, capture_output=True, text=True)
     if compiled.returncode:
         errors = [line for line in compiled.stderr.splitlines() if "error" in line]
@@ -80,6 +83,7 @@ def try_mutant(test: str, mutant: Mutant | None) -> tuple[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder) / "csrc"
         shutil.copytree(ROOT / "csrc", sources)
+        shutil.copytree(TOOLS, sources / "emulator")
         if mutant is not None:
             (sources / mutant.file).write_text(plant(mutant))
         if test.endswith(".py"):

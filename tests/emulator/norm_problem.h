@@ -2,8 +2,8 @@
 #pragma once
 #include <cmath>
 
+#include "emulator/harness.h"
 #include "gemm/column_sums.cu"
-#include "harness.h"
 #include "norm/backward.cu"
 #include "norm/forward.cu"
 

@@ -8,8 +8,8 @@
 
 #include "base/half.h"
 #include "device/tensor_list.cuh"
+#include "emulator/harness.h"
 #include "gradients/list.h"
-#include "harness.h"
 
 namespace ak::test {
 

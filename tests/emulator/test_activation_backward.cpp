@@ -3,8 +3,8 @@
 #include "activation/backward.cu"
 #include "activation/name.h"
 #include "column_sums/column_sums.cu"
+#include "emulator/harness.h"
 #include "gemm/column_sums.cu"
-#include "harness.h"
 
 namespace ak::test {
 namespace {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "activation/name.h"
-#include "harness.h"
+#include "emulator/harness.h"
 
 namespace ak::test {
 namespace {

@@ -5,9 +5,9 @@
 #include <cmath>
 
 #include "column_sums/column_sums.cu"
+#include "emulator/harness.h"
 #include "emulator/visible.h"
 #include "gemm/column_sums.cu"
-#include "harness.h"
 #include "tensor_lists.h"
 
 namespace ak::test {

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "harness.h"
+#include "emulator/harness.h"
 #include "loss/cross_entropy.cu"
 
 namespace ak::test {

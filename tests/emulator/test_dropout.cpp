@@ -1,6 +1,6 @@
 // dropout on the emulator: types, alignments, tails and places, bit for bit against csrc/dropout/formula.h.
 #include "dropout/dropout.cu"
-#include "harness.h"
+#include "emulator/harness.h"
 
 namespace ak::test {
 namespace {

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "embedding/accumulate.cu"
-#include "harness.h"
+#include "emulator/harness.h"
 #include "tensor_lists.h"
 
 namespace ak::test {

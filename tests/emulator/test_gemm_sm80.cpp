@@ -4,9 +4,9 @@
 // element may be read.
 #include <cmath>
 
+#include "emulator/harness.h"
 #include "gemm/sm80/gemm.cu"
 #include "gemm_scratch.h"
-#include "harness.h"
 #include "matrices.h"
 
 namespace ak::test {

@@ -4,9 +4,9 @@
 // operand.
 #include <cmath>
 
+#include "emulator/harness.h"
 #include "gemm/sm80/gemm.cu"
 #include "gemm/sm90/symmetric.cuh"
-#include "harness.h"
 #include "matrices.h"
 
 namespace ak::test {

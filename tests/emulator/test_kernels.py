@@ -1,4 +1,4 @@
-"""Builds and runs the C++ tests of this folder: the emulator's own, and those of every kernel on it.
+"""Builds and runs the C++ tests of every kernel on the emulator, and the emulator's own (tools/emulator/tests).
 
 Needs a C++20 compiler, no CUDA. A failure prints the seed to replay it with: ``build/emulator/test_X --seed N``.
 """
@@ -18,7 +18,8 @@ HERE = Path(__file__).parent
 # An environment's own cmake and ninja count, also where it was not activated.
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 BUILD = HERE.parents[1] / "build" / "emulator"
-TESTS = sorted(path.stem for path in HERE.glob("test_*.cpp"))
+OWN = HERE.parents[1] / "tools" / "emulator" / "tests"
+TESTS = sorted(path.stem for folder in (HERE, OWN) for path in folder.glob("test_*.cpp"))
 
 
 @pytest.fixture(scope="session")

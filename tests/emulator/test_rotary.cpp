@@ -3,8 +3,8 @@
 #include <array>
 #include <cmath>
 
+#include "emulator/harness.h"
 #include "gemm/column_sums.cu"
-#include "harness.h"
 #include "rotary/rotary.cu"
 
 namespace ak::test {

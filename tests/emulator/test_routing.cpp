@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "harness.h"
+#include "emulator/harness.h"
 #include "routing/rows.cu"
 #include "tensor_lists.h"
 

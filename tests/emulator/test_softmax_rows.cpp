@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "harness.h"
+#include "emulator/harness.h"
 #include "softmax/rows.cu"
 #include "tensor_lists.h"
 

@@ -2,7 +2,7 @@
 #include <bit>
 #include <cmath>
 
-#include "harness.h"
+#include "emulator/harness.h"
 #include "newton_schulz/unit_matrices.cu"
 
 namespace ak::test {

@@ -2,7 +2,7 @@
 // dtypes, in one call and in two, with and without a norm.
 #include <cmath>
 
-#include "harness.h"
+#include "emulator/harness.h"
 #include "tensor_lists.h"
 #include "unit_sums/unit_sums.cu"
 

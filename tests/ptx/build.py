@@ -19,8 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "ptx"
-CSRC, FAKE = ROOT / "csrc", Path(__file__).parent / "fake_cuda"
-STATIC = Path(__file__).parent / "static_cudart.cpp"
+CSRC, TOOLS = ROOT / "csrc", ROOT / "tools" / "ptx"
+FAKE, STATIC = TOOLS / "fake_cuda", TOOLS / "static_cudart.cpp"
 CXX = os.environ.get("CXX", "c++")
 COMMON = ["-std=c++20", f"-I{CSRC}"]
 # --fmad=false and contraction off as in CMakeLists.txt

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .interpreter.launch import Device, Launch
-from .interpreter.tensor_map import LAYOUT, MAGIC
-from .interpreter.text import Module
-from .interpreter.types import PtxError
+from tools.ptx.interpreter.launch import Device, Launch
+from tools.ptx.interpreter.tensor_map import LAYOUT, MAGIC
+from tools.ptx.interpreter.text import Module
+from tools.ptx.interpreter.types import PtxError
 
 # Every body finds its numbers, its word of the buffer and of shared memory, and whether it is the first thread, the first warp.
 TEXT = """

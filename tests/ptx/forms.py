@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterable
 
+from tools.ptx.interpreter.block import SPECIAL
+from tools.ptx.interpreter.instructions import find
+
 from .build import CSRC
-from .interpreter.block import SPECIAL
-from .interpreter.instructions import find
 
 # An instruction begins a line, or follows another one, a brace or its guard.
 INSTRUCTION = re.compile(r"(?:^|[;{}\n])[ \t]*(?:@!?%?\w+\s+)?([a-z][a-z0-9_]*(?:[.:][\w:.]+)?)(?=[ \t;])[^;\n]*")

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tools.ptx.triton_driver import install
+
 from ..draw import drawn_of_each_test
 from .preloaded import machine, set_chip
-from .triton_driver import install
 
 install(machine())
 set_chip(90, 2)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from .aten import replace_cuda_kernels
-from .host import Machine
+from tools.ptx.aten import replace_cuda_kernels
+from tools.ptx.host import Machine
 
 
 @functools.cache

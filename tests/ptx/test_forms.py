@@ -5,11 +5,12 @@ import re
 
 import pytest
 
+from tools.ptx.interpreter.instructions import find
+from tools.ptx.interpreter.text import Module
+from tools.ptx.sources import sources_in
+
 from .build import CSRC, ROOT, build, compile_kernel
 from .forms import forms_of_words, missing, opcodes, unknown_registers
-from .interpreter.instructions import find
-from .interpreter.text import Module
-from .sources import sources_in
 from .test_ptx import pytestmark  # noqa: F401
 
 ARCHS = ("75", "80", "90a", "100", "120")

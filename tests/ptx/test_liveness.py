@@ -2,9 +2,9 @@
 
 import pytest
 
-from .interpreter import liveness
-from .interpreter.text import Module
-from .interpreter.types import PtxError
+from tools.ptx.interpreter import liveness
+from tools.ptx.interpreter.text import Module
+from tools.ptx.interpreter.types import PtxError
 
 KERNEL = """
 .version 8.7

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from amp_kernels.testing.patience import PATIENCE
+from tools.ptx.sources import sources_in
 
 from .build import ROOT, build
 from .forms import forms_of_words, opcodes
 from .mutate import NEEDED_SHARE, planted_lists
-from .sources import sources_in
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: there is no PTX to execute"),

@@ -3,11 +3,12 @@
 
 import pytest
 
+from tools.ptx.interpreter import launch
+from tools.ptx.interpreter.instructions import find
+from tools.ptx.interpreter.tensor_map import LAYOUT, MAGIC
+from tools.ptx.interpreter.types import PtxError
+
 from .by_hand import Case, Memory, Shape
-from .interpreter import launch
-from .interpreter.instructions import find
-from .interpreter.tensor_map import LAYOUT, MAGIC
-from .interpreter.types import PtxError
 
 TWO_WARPS, THREE_WARPS, WARPGROUP = Shape(threads=64), Shape(threads=96), Shape(threads=128)
 PAIR = Shape(threads=1, blocks=2, cluster=2)

@@ -33,6 +33,7 @@ from amp_kernels._triton import (
 )
 from bench.harness.rows import OURS, TRITON
 from bench.prediction.measured import run
+from tools.ptx.cuobjdump import cuobjdump
 
 from ..build.bytes_in_flight import rounds
 from ..build.kernel_budgets import BUDGETS
@@ -40,7 +41,6 @@ from ..build.listing import Instruction, branch_tables, parse
 from ..build.sass import Thread
 from ..build.test_row_instructions import BF16 as CODE_OF_BF16
 from ..build.test_row_instructions import BIAS, LOSSES, MEAN, NORMS, RINGS, WIDTH, bank
-from ..cuobjdump import cuobjdump
 from . import aot
 
 ARCH = 90

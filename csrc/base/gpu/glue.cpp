@@ -1,4 +1,4 @@
-// Clears the device cache, for the fake CUDA runtime of tests/ptx, which changes the device.
+// Clears the device cache, for the fake CUDA runtime (tools/ptx), which changes the device.
 #ifndef AK_EMULATE
 #include "device/device_facts.h"
 

@@ -12,7 +12,6 @@ KERNEL = "gemm/sm90/gemm.cuh"
 LOOP = "gemm/sm90/main_loop.cuh"
 SM80 = "gemm/sm80/gemm.cuh"
 SM80_HOST = "gemm/sm80/launch.cuh"
-MMA = "emulator/mma.cpp"
 
 MUTANTS = [
     # ---- the triangle

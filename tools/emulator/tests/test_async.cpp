@@ -6,7 +6,7 @@
 #include "device/cluster.cuh"
 #include "device/mbarrier.cuh"
 #include "device/tma.cuh"
-#include "harness.h"
+#include "emulator/harness.h"
 
 namespace ak::test {
 namespace {

@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include "device/block.cuh"
+#include "emulator/harness.h"
 #include "emulator/shadow.h"
-#include "harness.h"
 
 namespace ak::test {
 namespace {

@@ -2,7 +2,7 @@
 #include "base/config.h"
 #include "device/async_copy.cuh"
 #include "device/block.cuh"
-#include "harness.h"
+#include "emulator/harness.h"
 
 namespace ak::test {
 namespace {

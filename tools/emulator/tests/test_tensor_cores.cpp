@@ -7,8 +7,8 @@
 #include "device/mma.cuh"
 #include "device/tma.cuh"
 #include "device/wgmma.cuh"
+#include "emulator/harness.h"
 #include "emulator/mma.h"
-#include "harness.h"
 
 namespace ak::test {
 namespace {

@@ -6,7 +6,7 @@
 #include "device/dependent_launch.cuh"
 #include "device/mbarrier.cuh"
 #include "device/registers.cuh"
-#include "harness.h"
+#include "emulator/harness.h"
 
 namespace ak::test {
 namespace {

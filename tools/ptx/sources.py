@@ -4,7 +4,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from ..cuobjdump import cuobjdump
+from .cuobjdump import cuobjdump
 
 
 class Source:
