@@ -4,6 +4,7 @@ for, but not every run, and ``--no-skips`` turns every skip into a failure. ``--
 if it is slow, and at least one; ``--sample 3`` takes one test in three, for a second run of the same tests in other surroundings. Both
 draw (draw.py)."""
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -111,6 +112,17 @@ def _no_profile(monkeypatch):
     """Nor must what `tune` measured on this GPU. A process that plays a GPU loads the package later itself."""
     if profile := sys.modules.get("amp_kernels._dispatch.profile"):
         monkeypatch.setattr(profile, "of_device", lambda index: profile.Profile({}))
+
+
+@pytest.fixture
+def python_walks(monkeypatch):
+    """The loops over tensors as where the module ``_nodes`` is not loaded."""
+    from amp_kernels._dispatch import walks
+
+    specification = importlib.util.module_from_spec(walks.__spec__)
+    walks.__spec__.loader.exec_module(specification)
+    for name in ("same_objects", "same_versions", "note_versions", "bump_versions"):
+        monkeypatch.setattr(walks, name, getattr(specification, name))
 
 
 class _OpCalls(TorchDispatchMode):

@@ -43,7 +43,9 @@ def check_bias(
     if bias is None:
         return
     narrow = KERNEL_DTYPES if autocast else tuple({dtype, torch.float32})
-    check_tensor(op, name, bias, narrow if dtype in HALF_DTYPES else (dtype,))
+    accepted = narrow if dtype in HALF_DTYPES else (dtype,)
+    if not isinstance(bias, torch.Tensor) or bias.layout is not torch.strided or bias.dtype not in accepted:
+        check_tensor(op, name, bias, accepted)
     if bias.ndim != 1 or bias.shape[0] != width:
         raise ValueError(f"{op}: {name} has shape {list(bias.shape)}; accepted: [{width}], one value per output column")
 

@@ -71,7 +71,7 @@ def batch_invariant(enabled: bool = True, *, k_blocks: int = 1) -> contextlib._G
 
 def k_blocks() -> int:
     """Blocks of a sum over features in this thread; 0 if no :func:`batch_invariant` is in force."""
-    return SETTING.here() or 0
+    return 0 if SETTING.newest is None else SETTING.here() or 0
 
 
 def is_batch_invariant() -> bool:

@@ -25,7 +25,8 @@ _owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  
 _methods: dict[str, tuple[Callable, str]] = {}  # with the keyword of the optional scalar argument
 
 LIBRARY.define(
-    "_call_(Tensor(a!)[] tensors, int[] with_grad, str method, int owner, int optimizer, float? number) -> ()",
+    "_call_(Tensor(a!) announced, Tensor(b!)[] params, Tensor(c!)[] grads, Tensor(d!)[] written, int[] with_grad, str method, "
+    "int owner, int optimizer, float? number) -> ()",
     tags=(torch.Tag.cudagraph_unsafe,),  # a replay would not run the host's part
 )
 
@@ -85,11 +86,19 @@ def compiled_call(keyword: str = "", *others: str) -> Callable[[Method], Method]
                 return untraced(self, *args, **kwargs)
             with_grad = [i for i, param in enumerate(params) if param.grad is not None]
             grads = [params[i].grad for i in with_grad]
-            tensors = [optimizer.compiled_handle.announced, *params, *grads, *self.written_tensors()]
             number = numbers[0] if numbers else None
+            called, stepped = self.compiled_handle, optimizer.compiled_handle
             with torch.no_grad():
                 torch.ops.amp_kernels._call_(
-                    tensors, with_grad, name, self.compiled_handle.number, optimizer.compiled_handle.number, number
+                    stepped.announced,
+                    params,
+                    grads,
+                    self.written_tensors(),
+                    with_grad,
+                    name,
+                    called.number,
+                    stepped.number,
+                    number,
                 )
             return None
 
@@ -98,19 +107,28 @@ def compiled_call(keyword: str = "", *others: str) -> Callable[[Method], Method]
     return decorate
 
 
-def _call(tensors: list[Tensor], with_grad: list[int], name: str, owner: int, optimizer: int, number: float | None):
-    """The op: make the call on the program's tensors, which usually are those that the objects have."""
+def _call(
+    announced: Tensor,
+    params: list[Tensor],
+    grads: list[Tensor],
+    written: list[Tensor],
+    with_grad: list[int],
+    name: str,
+    owner: int,
+    optimizer: int,
+    number: float | None,
+) -> None:
+    """The op: make the call on the program's tensors, which usually are those that the objects have. ``with_grad``: the numbers of the
+    parameters that have ``grads``."""
     called, stepped = _owners[owner], _owners[optimizer]
     method, keyword = _methods[name]
-    params, written = stepped.compiled_handle.params(), called.written_tensors()
-    given = tensors[1 : 1 + len(params)], tensors[1 + len(params) + len(with_grad) :]
-    grads = tensors[1 + len(params) : len(tensors) - len(given[1])]
-    if len(grads) != len(with_grad) or len(given[1]) != len(written):
+    own_params, own_written = stepped.compiled_handle.params(), called.written_tensors()
+    if len(params) != len(own_params) or len(written) != len(own_written):
         raise RuntimeError(f"{name}: its tensors are others than when it was compiled; call torch.compiler.reset()")
-    _take_back(stepped.compiled_handle, params)
+    _take_back(stepped.compiled_handle, own_params)
     # The program has other tensors where it wrote them before or its backend works on copies.
-    moved = [pair for pair in zip([*params, *written], [*given[0], *given[1]], strict=True) if _differ(*pair)]
-    of_grads = [(params[i], params[i].grad, grad) for i, grad in zip(with_grad, grads, strict=True)]
+    moved = [pair for pair in zip([*own_params, *own_written], [*params, *written], strict=True) if _differ(*pair)]
+    of_grads = [(own_params[i], own_params[i].grad, grad) for i, grad in zip(with_grad, grads, strict=True)]
     replaced = [(param, own, other) for param, own, other in of_grads if _differ(own, other)]
     with torch.no_grad():
         for own, other in moved:

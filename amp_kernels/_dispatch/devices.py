@@ -51,6 +51,9 @@ def restorer(tensors: Iterable[Tensor]) -> Callable[[], None]:
 
 def largest_flag(flags: Iterable[Tensor | None], device: torch.device) -> Tensor | None:
     """The maximum of several flags, on ``device``; unlike their sum it stays 0 or 1."""
-    moved = [at(flag, device) for flag in flags if flag is not None]
-    moved = [flag if flag.dim() == 0 else flag.reshape(()) for flag in moved]
+    moved = []
+    for flag in flags:
+        if flag is not None:
+            flag = flag if flag.device == device else at(flag, device)
+            moved.append(flag if flag.dim() == 0 else flag.reshape(()))
     return None if not moved else moved[0] if len(moved) == 1 else torch.stack(moved).amax()

@@ -88,7 +88,10 @@ class Op:
             return self.overload(*args, **kwargs)
         if torch._C._len_torch_dispatch_stack():
             flops.tell_counters()
-        backend = self._selected(tensor, args, kwargs)
+        if self.tensor_cores:
+            backend = policy.select_product(self, tensor, args, kwargs)
+        else:  # policy.select, one call less
+            backend = policy._select(self, tensor.device.type, tensor.device.index, policy.requested_backend(), False)
         overload = self._overloads.get(backend)
         try:
             if overload is None:
@@ -198,8 +201,10 @@ class Op:
         tensors = []
         for position, name in self.mutated:
             value = args[position] if position < len(args) else kwargs.get(name)
-            tensors += [value] if isinstance(value, torch.Tensor) else value or ()
-        torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+            for tensor in (value,) if isinstance(value, torch.Tensor) else value or ():
+                if not tensor.is_inference():
+                    tensors.append(tensor)
+        torch.autograd.graph.increment_version(tensors)
 
     def _adinplaceorview(self, overload: Callable) -> Callable:
         def kernel(*args, **kwargs):

@@ -16,7 +16,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from . import load
+from . import load, walks
 from .batch_invariant import SETTING, is_batch_invariant
 
 #: Python backwards of the nodes, by the name of the function: ``(grads, saved, needs_input_grad, *options)`` to a
@@ -52,10 +52,11 @@ def load_module() -> None:
     linear, matmul = _module.linear, _module.matmul
     norm, softmax, cross_entropy = _module.norm, _module.softmax, _module.cross_entropy
     cast_lists = _module.cast_lists
+    walks.take_from(_module)
 
 
 def step_walk() -> Any:
-    """The module, for the loops of a step over all its tensors (csrc/autograd/gradient_table.h); ``None`` if there is none."""
+    """The module, for the walk over the parameters of a cached step (csrc/autograd/gradient_table.cpp); ``None`` if there is none."""
     return _module
 
 

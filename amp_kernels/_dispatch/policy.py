@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -122,7 +120,7 @@ def choose(
             home = _HOMES.get(requested, device)
             fix = _FIX.get(requested, "") if home == device else f"It takes tensors on {home}."
             raise BackendUnavailable(
-                f"{_asked_by(op)}: backend {requested!r} was asked for, but {_describe(device, capability)} cannot use it: "
+                f"{op}: backend {requested!r} was asked for, but {_describe(device, capability)} cannot use it: "
                 f"{excluded[requested]}. Available here: {', '.join(able)}. {fix}".rstrip()
             )
         return Choice(requested, "asked for")
@@ -142,26 +140,6 @@ def choose(
             "reference", f"no CUDA kernel: {excluded['cuda']}; no Triton kernel: {excluded['triton']}", slow=True
         )
     return Choice("reference", f"no kernels for device type {device!r}")
-
-
-def _asked_by(op: str) -> str:
-    caller = public_caller()
-    return f"op {op}" if caller is None else f"{caller} (op {op})"
-
-
-def public_caller() -> str | None:
-    """The public function, or method of an optimizer, of this package that is running."""
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith("amp_kernels."):
-            name, owner = frame.f_code.co_name, type(frame.f_locals.get("self"))
-            public = getattr(sys.modules["amp_kernels"], name, None)
-            if getattr(inspect.unwrap(public), "__code__", None) is frame.f_code:
-                return f"amp_kernels.{name}"
-            if not name.startswith("_") and issubclass(owner, torch.optim.Optimizer):
-                return f"{owner.__name__}.{name}"
-        frame = frame.f_back
-    return None
 
 
 def _not_native(capability: tuple[int, int] | None, built: Built) -> str | None:
@@ -286,15 +264,15 @@ def select_product(op: Op, tensor: torch.Tensor, args: tuple, kwargs: dict) -> s
 
     Not for sums in an order that the package fixes, and not against an explicit choice.
     """
-    own = fixes_order(kwargs)
+    own, device, requested = fixes_order(kwargs), tensor.device, requested_backend()
     if _recorded is not None and (call := described(op.name, args, kwargs)) is not None:
         _recorded.setdefault(call)
-    if not own and requested_backend() is None and (known := _winners(tensor)):
+    if not own and requested is None and tensor.is_cuda and (known := _winners(tensor)):
         call = described(op.name, args, kwargs)
         winner = None if call is None else known.get(str(call))
-        if winner and _winner_runs(op, tensor.device.index, call, winner):
+        if winner and _winner_runs(op, device.index, call, winner):
             return winner
-    return select(op, tensor, own)
+    return _select(op, device.type, device.index, requested, own)
 
 
 def select_traced(op: Op, tensor: torch.Tensor, args: tuple, kwargs: dict) -> str:
@@ -304,7 +282,7 @@ def select_traced(op: Op, tensor: torch.Tensor, args: tuple, kwargs: dict) -> st
 
 
 def _winners(tensor: torch.Tensor) -> dict[str, str]:
-    return profile.of_device(tensor.device.index).winners if tensor.is_cuda else {}
+    return profile.of_device(tensor.device.index).winners
 
 
 @functools.cache

@@ -1,25 +1,21 @@
-"""Loops over all tensors of a step, of which a model has hundreds or thousands: in C++ if the module ``_nodes`` is loaded
-(csrc/autograd/gradient_table.h), otherwise in Python."""
+"""Loops over all tensors of a step, of which a model has hundreds or thousands. These are the specification; the module ``_nodes``,
+where it is loaded, puts its own in their place (csrc/autograd/gradient_table.cpp). So they are called as ``walks.bump_versions(...)``."""
 
 from __future__ import annotations
 
 import operator
 from array import array
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import nodes
-
 _version = operator.attrgetter("_version")
 
 
-def identical(objects: list | tuple, others: list | tuple) -> bool:
+def same_objects(objects: list | tuple, others: list | tuple) -> bool:
     """True if two sequences hold the same objects, in order. Tensors define ``==`` in another way."""
-    walk = nodes.step_walk()
-    if walk is not None:
-        return walk.same_objects(objects, others)
     return len(objects) == len(others) and all(map(operator.is_, objects, others))
 
 
@@ -30,23 +26,21 @@ def versions(tensors: Iterable[Tensor]) -> array:
 
 def same_versions(tensors: list[Tensor], known: array) -> bool:
     """True if the tensors still have the version counters ``known``."""
-    walk = nodes.step_walk()
-    return walk.same_versions(tensors, known) if walk is not None else versions(tensors) == known
+    return versions(tensors) == known
 
 
 def note_versions(tensors: list[Tensor], known: array) -> None:
     """Overwrite ``known`` with the current version counters."""
-    walk = nodes.step_walk()
-    if walk is not None:
-        walk.note_versions(tensors, known)
-    else:
-        known[:] = versions(tensors)
+    known[:] = versions(tensors)
 
 
 def bump_versions(tensors: list[Tensor]) -> None:
     """Tell autograd of writes that it cannot see."""
-    walk = nodes.step_walk()
-    if walk is not None:
-        walk.bump_versions(tensors)
-    else:
-        torch.autograd.graph.increment_version(tensors)
+    torch.autograd.graph.increment_version(tensors)
+
+
+def take_from(module: Any) -> None:
+    """Use the functions of ``module`` from now on."""
+    global same_objects, same_versions, note_versions, bump_versions
+    same_objects, same_versions = module.same_objects, module.same_versions
+    note_versions, bump_versions = module.note_versions, module.bump_versions

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from .._dispatch.walks import identical
+from .._dispatch import walks
 from .evidence import Siblings, Undeclared
 from .local import is_dtensor
 
@@ -221,7 +221,7 @@ class LatestAgreement:
         self, tensors: list[Tensor], shard_group: dist.ProcessGroup | None, declared: list[Declared] | None
     ) -> Agreement:
         groups = shard_group, declared
-        if self._tensors is None or groups != self._groups or not identical(tensors, self._tensors):
+        if self._tensors is None or groups != self._groups or not walks.same_objects(tensors, self._tensors):
             self._agreement = Agreement(tensors, shard_group, declared)
             self._tensors, self._groups = tensors, groups
         return self._agreement

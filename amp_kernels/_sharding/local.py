@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
@@ -10,9 +9,6 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from .dtensor import is_dtensor
-
-#: Attributes of a DTensor, read at the speed of C.
-local_tensor, spec = operator.attrgetter("_local_tensor"), operator.attrgetter("_spec")
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -180,7 +180,9 @@ class UpdateCall(NamedTuple):
 def take_together(calls: Sequence[UpdateCall]) -> None:
     """Make the calls of one step."""
     if len(calls) == 1:
-        calls[0].op.step(calls[0].arguments, calls[0].table)
+        op, arguments, table, _ = calls[0]
+        op, values = op.bound(arguments, table)
+        op(*values)
     else:
         call_together([call.op.bound(call.arguments, call.table) for call in calls])
 

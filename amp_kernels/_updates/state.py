@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -47,7 +48,16 @@ from .arguments import UpdateArguments
 MAXIMIZE, NESTEROV, COUPLED_DECAY, STOCHASTIC, NO_BIAS_CORRECTION, ADAPT_ALL, CAUTIOUS = (1 << k for k in range(7))
 MAX_SEED = 2**63 - 1
 
-TABLE_COLUMNS, TABLE_GRAD, TABLE_LAYOUT = 14, 1, slice(5, 12)  # csrc/base/tensor_table.h
+
+class Column(IntEnum):
+    """The columns of a table, as in csrc/base/table_columns.h."""
+
+    PARAM, GRAD, NUMEL, PARAM_DTYPE, GRAD_DTYPE, BLOCK, OFFSET, SLOT, GROUP, INDEX, WIDTH, PITCH, ROWS, COLUMNS = range(
+        14
+    )
+
+
+LAYOUT_COLUMNS = slice(Column.BLOCK, Column.PITCH + 1)
 TABLE_DTYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}  # torch's own numbers
 
 

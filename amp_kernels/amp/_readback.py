@@ -25,7 +25,7 @@ class AsyncReader:
     def push(self, value: Tensor, note: Any = None) -> None:
         """Start to read ``value``, a 1-D tensor, in stream order. ``note`` is returned with it."""
         if not value.is_cuda:
-            self.put(value.tolist(), note)
+            self._pending.append((value.tolist(), None, note))
             return
         host, event = self._slot(value)
         host.copy_(value.detach() if value.requires_grad else value, non_blocking=True)
@@ -44,19 +44,19 @@ class AsyncReader:
                 return host, event
         return torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True), torch.cuda.Event()
 
-    def _read(self, host: Tensor | list[float], event: torch.cuda.Event | None) -> list[float]:
-        """The values of an entry that has arrived."""
-        if isinstance(host, list):
-            return host
+    def _read(self, host: Tensor, event: torch.cuda.Event) -> list[float]:
+        """The values of an entry that has arrived from a GPU."""
         values = host.tolist()
         self._spare.append((host, event))
         return values
 
-    def arrived(self) -> Iterator[tuple[list[float], Any]]:
+    def arrived(self) -> list[tuple[list[float], Any]]:
         """Take arrived entries with their notes, oldest first, up to the first pending one."""
+        taken = []
         while self._pending and (self._pending[0][1] is None or self._pending[0][1].query()):
             host, event, note = self._pending.popleft()
-            yield self._read(host, event), note
+            taken.append((host if event is None else self._read(host, event), note))
+        return taken
 
     def all_but_last(self) -> Iterator[tuple[list[float], Any]]:
         """Take all entries except the last, waiting for them, so that every rank takes the same. Takes the last one too if it
@@ -65,7 +65,8 @@ class AsyncReader:
             host, event, note = self._pending.popleft()
             if event is not None:
                 event.synchronize()
-            yield self._read(host, event), note
+                host = self._read(host, event)
+            yield host, note
 
     def wait(self) -> None:
         """Wait until all entries have arrived."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-from .._dispatch.devices import at, largest_flag
+from .._dispatch.devices import largest_flag
 
 Record = dict[str, Any]
 
@@ -47,10 +47,6 @@ def clean(device: torch.device) -> dict[torch.device, Tensor]:
 def combined(record: Record, device: torch.device) -> Tensor:
     """One flag out of those of all devices: their maximum, so that it stays 0 or 1."""
     return largest_flag((record["found_inf_per_device"] or clean(device)).values(), device)
-
-
-def all_flags(records: dict[int, Record], device: torch.device) -> list[Tensor]:
-    return [at(flag, device) for record in records.values() for flag in record["found_inf_per_device"].values()]
 
 
 def stepped_flags(records: dict[int, Record], device: torch.device) -> dict[int, Tensor]:

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 
 from .._checks import lists
-from .._raw.update_scale import update_scale_
+from .._raw.update_scale import op as update_scale_op
 
+_RANGES = {"growth_factor": (1.0, math.inf), "backoff_factor": (math.ulp(0.0), 1.0)}
 _OPTIONS = ("min_scale", "max_scale", "hysteresis", "consecutive_hysteresis")
 
 
@@ -47,9 +49,11 @@ class ScaleRule:
         skip_counters: tuple[Tensor, ...],
     ) -> None:
         """Move the scale by what an iteration found. ``factors``: growth, backoff and growth interval."""
-        if self.dynamic:
+        if (
+            self.dynamic
+        ):  # of checked numbers and tensors of the scaler's own: the op, without the checks of its public form
             options = self.min_scale, self.max_scale, self.hysteresis, self.consecutive_hysteresis
-            update_scale_(scale, growth_tracker, self.tracker, found_infs, *factors, *options, *skip_counters)
+            update_scale_op(scale, growth_tracker, self.tracker, found_infs, *factors, *options, *skip_counters)
 
     def state_dict(self) -> dict[str, Any]:
         """The options and the count, as numbers; waits for the device."""
@@ -68,10 +72,38 @@ class ScaleRule:
         return {**self.__dict__, "tracker": None, "_start": self.state_dict()["_hysteresis_tracker"]}
 
 
+class CheckedSetters(GradScaler):
+    """torch's scaler, whose setters check their number: an update on the device cannot."""
+
+    def set_growth_factor(self, new_factor: float) -> None:
+        """Set the factor of a growth, at least 1."""
+        check_update_numbers("GradScaler.set_growth_factor", growth_factor=new_factor)
+        super().set_growth_factor(new_factor)
+
+    def set_backoff_factor(self, new_factor: float) -> None:
+        """Set the factor of a backoff, above 0 and at most 1."""
+        check_update_numbers("GradScaler.set_backoff_factor", backoff_factor=new_factor)
+        super().set_backoff_factor(new_factor)
+
+    def set_growth_interval(self, new_interval: int) -> None:
+        """Set the iterations without overflow before a growth; 0: none."""
+        check_update_numbers("GradScaler.set_growth_interval", growth_interval=new_interval)
+        super().set_growth_interval(new_interval)
+
+
 def check_factors(growth_factor: float, backoff_factor: float) -> None:
     """Refuse NaN before torch's checks, which accept it in some versions and fail without a message in others."""
     lists.check_number("GradScaler", "growth_factor", growth_factor)
     lists.check_number("GradScaler", "backoff_factor", backoff_factor)
+
+
+def check_update_numbers(name: str, **numbers: float) -> None:
+    """Refuse numbers with which :meth:`ScaleRule.update` would spoil the scale. ``name``: of the function, for the error."""
+    for number, value in numbers.items():
+        if number == "growth_interval":
+            lists.check_count(name, number, value, 0)
+        else:
+            lists.check_number(name, number, value, *_RANGES[number])
 
 
 def check_state(state: dict[str, Any]) -> None:
@@ -87,7 +119,7 @@ def check_state(state: dict[str, Any]) -> None:
             "accepted: the state_dict of a gradient scaler"
         )
     lists.check_number("GradScaler.load_state_dict", "scale", state["scale"], 0.0)
-    lists.check_count("GradScaler.load_state_dict", "growth_interval", state["growth_interval"], 0)
+    check_update_numbers("GradScaler.load_state_dict", **{name: state[name] for name in (*_RANGES, "growth_interval")})
 
 
 def acceptable_scale(new_scale: float | Tensor) -> float | Tensor:

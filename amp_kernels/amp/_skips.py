@@ -35,7 +35,7 @@ class SkipRecord:
         self.limit = limit
         self.pair: Tensor | None = None  # int64 [2] on the device: skipped iterations in all, and in a row
         self.counters: tuple[Tensor, ...] = ()  # views of it
-        self._taken: weakref.WeakKeyDictionary[Optimizer, Tensor | None] = weakref.WeakKeyDictionary()
+        self.taken: weakref.WeakKeyDictionary[Optimizer, Tensor | None] = weakref.WeakKeyDictionary()
         self.restart(start)
 
     def restart(self, start: tuple[int, int]) -> None:
@@ -80,7 +80,7 @@ class SkipRecord:
     def steps_taken(self, optimizer: Optimizer) -> Tensor | None:
         """The steps that ``optimizer`` has taken since the first call: float64 [1] on the device, ``None`` until its first
         iteration has ended."""
-        return self._taken.setdefault(optimizer, None)
+        return self.taken.setdefault(optimizer, None)
 
     # ---- an iteration ----
 
@@ -110,10 +110,6 @@ class SkipRecord:
             flags = check_and_norm(grads, at(grad_scale, device), per_tensor=True)[1]
             self._nonfinite.append((optimizer, list(params), flags))
 
-    def counts_steps(self) -> bool:
-        """True if the steps of any optimizer are counted."""
-        return bool(self._taken)
-
     def end_iteration(self, flags: list[Tensor], stepped: dict[int, Tensor], counted: bool, scale: Tensor) -> None:
         """Count an iteration and report it. ``flags``: one is above 0 if a step was skipped; ``stepped``: the same by the id of
         each optimizer that was stepped; ``counted``: ``update_scale_`` has updated the counters.
@@ -126,11 +122,11 @@ class SkipRecord:
             total, consecutive = self.counters
             total.add_(skipped)
             consecutive.add_(1).mul_(skipped)
-        for optimizer, counter in self._taken.items() if self._taken else ():
+        for optimizer, counter in self.taken.items() if self.taken else ():
             if id(optimizer) in stepped:
                 if counter is None:
                     counter = torch.zeros(1, dtype=torch.float64, device=self.pair.device)
-                    self._taken[optimizer] = counter
+                    self.taken[optimizer] = counter
                 counter.add_(stepped[id(optimizer)] <= 0)
         nonfinite, self._nonfinite = self._nonfinite, []
         if not is_capturing(self.pair):  # a replay would not run this
@@ -158,12 +154,12 @@ class SkipRecord:
 
     def snapshot(self) -> Callable[[], None]:
         """Copy all counters. Returns a function that restores them."""
-        before = dict(self._taken)
+        before = dict(self.taken)
         restore_counters = restorer(counter for counter in (self.pair, *before.values()) if counter is not None)
 
         def restore() -> None:
             restore_counters()
-            for optimizer, counter in self._taken.items() if self._taken else ():
+            for optimizer, counter in self.taken.items() if self.taken else ():
                 if counter is not None and before.get(optimizer) is None:
                     counter.zero_()  # made since then
 

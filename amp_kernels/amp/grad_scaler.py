@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import inspect
 import math
-import numbers
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler as _GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.distributed import ProcessGroup
 from torch.nn.utils import clip_grad_norm_
@@ -24,23 +22,24 @@ from torch.optim import Optimizer
 
 from .._checks import lists
 from .._checks.stack import users_line
-from .._checks.types import check_device_type, check_mapping, type_name
+from .._checks.types import check_device_type, check_mapping
 from .._dispatch.compiled import CompiledHandle, HasCompiledCalls, compiled_call
 from .._dispatch.devices import at, restorer
 from .._dispatch.switch import is_enabled
 from .._sharding.agreement import Agreement
 from .._sharding.zero import inner_optimizer
 from ..optim._base import FusedOptimizer
+from ._arguments import check_closure, check_optimizer, one_norm
 from ._gradients import Agreements, check, has_foreign, local_grads, unscale
-from ._records import all_flags, clean, combined, record_of, stepped_flags, watch_backward
-from ._scale_rule import ScaleRule, acceptable_scale, check_factors, check_state
+from ._records import clean, combined, record_of, stepped_flags, watch_backward
+from ._scale_rule import CheckedSetters, ScaleRule, acceptable_scale, check_factors, check_state
 from ._skips import SkipRecord
 from .clip import clip
 
 Outputs = TypeVar("Outputs")  # a tensor, or a list, tuple or iterable of tensors
 
 
-class GradScaler(HasCompiledCalls, _GradScaler):
+class GradScaler(HasCompiledCalls, CheckedSetters):
     """A :class:`torch.amp.GradScaler` that never waits for the device, and clips without another pass.
 
     It has torch's documented behaviour, including checkpoints, with these intended differences:
@@ -212,7 +211,7 @@ class GradScaler(HasCompiledCalls, _GradScaler):
         """
         if self._enabled:
             if not isinstance(optimizer, Optimizer):
-                _check_optimizer("unscale_", optimizer)
+                check_optimizer("unscale_", optimizer)
             record_of(self._per_optimizer_states, optimizer)
         super().unscale_(optimizer)
 
@@ -265,15 +264,15 @@ class GradScaler(HasCompiledCalls, _GradScaler):
             TypeError: ``optimizer`` is no optimizer, or a number stands where ``optimizer.step`` takes a closure.
         """
         if not isinstance(optimizer, Optimizer):
-            _check_optimizer("step", optimizer)
+            check_optimizer("step", optimizer)
         if args:
-            _check_closure(optimizer, args[0])
+            check_closure(optimizer, args[0])
         if max_grad_norm is not None:
-            max_norm = _one_norm(max_norm, max_grad_norm)
+            max_norm = one_norm(max_norm, max_grad_norm)
         if max_norm is not None:
             lists.check_number("GradScaler.step", "max_norm", max_norm, 0.0)
         if self._enabled:
-            if "closure" in kwargs or any(callable(arg) for arg in args):
+            if "closure" in kwargs or any(map(callable, args)):
                 raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
             self._check_scale_growth_tracker("step")
             if record_of(self._per_optimizer_states, optimizer)["stage"] is OptState.STEPPED:
@@ -323,7 +322,8 @@ class GradScaler(HasCompiledCalls, _GradScaler):
         if state is not None:
             if ready:
                 state["found_inf_per_device"] = answer.found_infs or clean(self._scale.device)
-                self.skips.add_nonfinite((inner, *flags) for flags in answer.nonfinite)
+                if answer.nonfinite:
+                    self.skips.add_nonfinite((inner, *flags) for flags in answer.nonfinite)
             self.skips.joined_by(answer.agreement)
             state["stage"] = OptState.STEPPED
         self._last_sum_sq = answer.sum_sq
@@ -372,8 +372,11 @@ class GradScaler(HasCompiledCalls, _GradScaler):
         if not self._enabled:
             return
         scale, growth_tracker = self._check_scale_growth_tracker("update")
-        found_infs = all_flags(self._per_optimizer_states, scale.device)
-        stepped = stepped_flags(self._per_optimizer_states, scale.device) if self.skips.counts_steps() else {}
+        found_infs, device = [], scale.device
+        for record in self._per_optimizer_states.values():
+            for flag in record["found_inf_per_device"].values():
+                found_infs.append(flag if flag.device == device else at(flag, device))
+        stepped = stepped_flags(self._per_optimizer_states, scale.device) if self.skips.taken else {}
         if new_scale is not None:
             super().update(acceptable_scale(new_scale))
         else:
@@ -436,29 +439,3 @@ class GradScaler(HasCompiledCalls, _GradScaler):
     def report_replay(self) -> None:
         if self._enabled:
             self.skips.report(self._scale, [])
-
-
-def _check_optimizer(method: str, optimizer: object) -> None:
-    """Raise for a model, parameters or ``None``. An optimizer need not be torch's."""
-    if not (hasattr(optimizer, "param_groups") and callable(getattr(optimizer, "step", None))):
-        raise TypeError(
-            f"GradScaler.{method}: optimizer has type {type_name(optimizer)}; accepted: an optimizer, which has param_groups and "
-            "step"
-        )
-
-
-def _check_closure(optimizer: Optimizer, first: object) -> None:
-    """Raise if ``first``, the first argument of ``optimizer.step``, is a number in place of a closure."""
-    if isinstance(first, (numbers.Real, Tensor)) and "closure" in inspect.signature(optimizer.step).parameters:
-        raise TypeError(
-            f"GradScaler.step: the second argument is {first!r}, which is no argument of {type(optimizer).__name__}.step; accepted: "
-            f"max_norm={first!r}"
-        )
-
-
-def _one_norm(max_norm: float | None, max_grad_norm: float) -> float:
-    if max_norm is not None:
-        raise ValueError(
-            f"GradScaler.step: max_norm is {max_norm} and max_grad_norm, which is the same, {max_grad_norm}; accepted: one of them"
-        )
-    return max_grad_norm

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .._checks import lists
 from .._checks.modules import check_module
 from .._checks.types import type_name
+from .._dispatch import walks
 from .._dispatch.capture import capture, rehearsal
 from .._dispatch.devices import restorer
-from .._dispatch.walks import identical
 from ..optim._base import FusedOptimizer
 from .grad_scaler import GradScaler
 
@@ -296,7 +296,8 @@ class Before:
         """Save the optimizer's state before the first update, creating it if there is none."""
         if not self._has_state:
             with rehearsal(False):
-                self._optimizer.plan.launches(self._optimizer.param_groups, self._optimizer.state)
+                plan, groups = self._optimizer.plan, self._optimizer.param_groups
+                plan.launches(groups, self._optimizer.state, plan.hyper.packed(groups))
                 self._optimizer.agreement().settle(None)  # a capture cannot
             self._optimizer.store.adopt_writes()
             self._restore_state = self._optimizer.store.snapshot()
@@ -350,7 +351,7 @@ def _what(tensor: Tensor) -> tuple:
 
 
 def _same(known: tuple[list[Any], list[Any]] | None, now: tuple[list[Any], list[Any]]) -> bool:
-    return known is not None and identical(known[0], now[0]) and known[1] == now[1]
+    return known is not None and walks.same_objects(known[0], now[0]) and known[1] == now[1]
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager:

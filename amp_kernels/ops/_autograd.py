@@ -36,4 +36,8 @@ def check_not_recorded(op: str, **tensors: torch.Tensor | None) -> None:
 
 def needs_gradient(*tensors: torch.Tensor | None) -> bool:
     """True if autograd will ask for the gradient of one of the ``tensors``."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False

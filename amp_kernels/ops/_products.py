@@ -28,7 +28,8 @@ def working_dtype(op: str, compute_dtype: torch.dtype | None, **tensors: torch.T
         raise TypeError(f"{op}: compute_dtype is {compute_dtype}; accepted: None, {names(HALF_DTYPES)}")
     working = None
     for name, tensor in tensors.items():
-        check_tensor(op, name, tensor, FLOATS)
+        if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.dtype not in FLOATS:
+            check_tensor(op, name, tensor, FLOATS)
         dtype = tensor.dtype
         if compute_dtype is not None and dtype is not torch.float64:
             dtype = compute_dtype

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from .._checks.modules import check_module
-from .._dispatch import policy
-from .._dispatch.walks import identical, note_versions, same_versions
+from .._dispatch import walks
 
 _CHECK = os.environ.get("AMP_KERNELS_CHECK_SHADOWS") == "1"
 
@@ -91,8 +90,8 @@ class ShadowList:
     def renew(self) -> None:
         """Before a step: copy what is out of date, because a step that is skipped writes no shadow."""
         if (
-            identical(list(map(_shadows.get, self.keys)), self.shadows)
-            and same_versions(self.params, self.stamps.versions)
+            walks.same_objects(list(map(_shadows.get, self.keys)), self.shadows)
+            and walks.same_versions(self.params, self.stamps.versions)
             and list(map(Tensor.data_ptr, self.params)) == self.stamps.addresses
         ):
             return
@@ -107,7 +106,7 @@ class ShadowList:
 
     def stamp(self) -> None:
         """After a step, which has written weights and shadows."""
-        note_versions(self.params, self.stamps.versions)
+        walks.note_versions(self.params, self.stamps.versions)
 
 
 def fresh_shadow(weight: Tensor, dtype: torch.dtype | None) -> Tensor | None:
@@ -133,7 +132,7 @@ def fresh_shadow(weight: Tensor, dtype: torch.dtype | None) -> Tensor | None:
     view = view if param is weight else view.t()
     if _CHECK and not torch.equal(view, weight.detach().to(dtype)):
         raise RuntimeError(
-            f"{policy.public_caller()}: the {dtype} shadow of a weight of shape {list(weight.shape)} is out of date: the weight "
+            f"the {dtype} shadow of a weight of shape {list(weight.shape)} is out of date: the weight "
             "was written through .data or by compiled or captured code; call amp_kernels.refresh_shadows(model) after that"
         )
     return view

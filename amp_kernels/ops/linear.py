@@ -25,7 +25,7 @@ from .._checks.operands import check_bias, check_same_device, check_tensor, chec
 from .._checks.types import type_name
 from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import k_blocks
-from .._dispatch.library import Sample, define
+from .._dispatch.library import PLAIN, Sample, define
 from .._dispatch.samples import Normal
 from .._sharding.dtensor import is_dtensor, of_weight
 from . import _main_grad
@@ -44,7 +44,8 @@ def _linear(x, weight, bias=None, shadow=None, *, activation="none", compute_dty
     if under_transform():
         bias = None if bias is None else bias.to(dtype)
         return ACTIVATIONS[activation](F.linear(x.to(dtype), weight.to(dtype), bias))
-    _check_blocks(x, weight, batch_invariant)
+    if batch_invariant > 1:
+        _check_blocks(x, weight, batch_invariant)
     if needs_gradient(x, weight, bias):
         return autocast.apply(Linear, x, weight, bias, shadow, activation, dtype, batch_invariant)[0]
     weight16 = cast(weight, dtype) if shadow is None else shadow
@@ -61,7 +62,8 @@ def _linear_split(x, weight, bias=None, shadow=None, *, split, compute_dtype=Non
         out = _linear(x, weight, bias, shadow, compute_dtype=compute_dtype, batch_invariant=batch_invariant)
         return list(out.split(split, -1))
     _check(x, weight, bias, shadow, dtype, compute_dtype is not None, "none")
-    _check_blocks(x, weight, batch_invariant)
+    if batch_invariant > 1:
+        _check_blocks(x, weight, batch_invariant)
     return list(autocast.apply(LinearSplit, x, weight, bias, shadow, split, dtype, batch_invariant)[1 : 1 + len(split)])
 
 
@@ -87,9 +89,11 @@ def _check(x, weight, bias, shadow, dtype: torch.dtype, autocast: bool, activati
             "[out_features, in_features]"
         )
     check_bias("linear", bias, weight.shape[0], dtype, autocast)
-    check_shadow("linear", "shadow", shadow, weight, dtype)
+    if shadow is not None:
+        check_shadow("linear", "shadow", shadow, weight, dtype)
     check_same_device("linear", x=x, weight=weight, bias=bias, shadow=shadow)
-    check_gated_width("linear", "weight", weight, 0, check_activation("linear", activation))
+    if check_activation("linear", activation) in GATED:
+        check_gated_width("linear", "weight", weight, 0, activation)
 
 
 def check_shadow(op: str, name: str, shadow: torch.Tensor | None, weight: torch.Tensor, dtype: torch.dtype) -> None:
@@ -234,19 +238,21 @@ def linear(
         out = nodes.linear(x, weight, bias, shadow, "none" if activation is None else activation)
         if out is not None:
             return out
-    activation = check_activation("linear", activation)
-    check_tensors("linear", x=x, weight=weight)
-    check_tensors("linear", optional=True, bias=bias)
-    if is_dtensor(x) or is_dtensor(weight):
-        return _of_dtensors(x, weight, bias, activation)
-    if not is_strided(x) or is_foreign(weight):
-        return ACTIVATIONS[activation](F.linear(x, weight, bias))
+    if not (type(x) in PLAIN and type(weight) in PLAIN and is_strided(x) and is_strided(weight)):
+        activation = check_activation("linear", activation)
+        check_tensors("linear", x=x, weight=weight)
+        check_tensors("linear", optional=True, bias=bias)
+        if is_dtensor(x) or is_dtensor(weight):
+            return _of_dtensors(x, weight, bias, activation)
+        if not is_strided(x) or is_foreign(weight):
+            return ACTIVATIONS[activation](F.linear(x, weight, bias))
     invariant = k_blocks()
     if autocast.eager(x, weight):
+        activation = "none" if activation is None else activation
         dtype = autocast.dtype_on(x.device.type)
         shadow = fresh_shadow(weight, dtype)
         return _linear(x, weight, bias, shadow, activation=activation, compute_dtype=dtype, batch_invariant=invariant)
-    return op(x, weight, bias, activation=activation, batch_invariant=invariant)
+    return op(x, weight, bias, activation=check_activation("linear", activation), batch_invariant=invariant)
 
 
 def _in_pieces(x, weight, bias, activation: str | None, split: Sequence[int]) -> tuple[torch.Tensor, ...]:

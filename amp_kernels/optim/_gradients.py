@@ -147,17 +147,19 @@ def _check(request: StepRequest, launches: list[Launch], answer: StepAnswer) -> 
     scale, per_tensor = at(request.grad_scale, device), request.check and request.per_tensor
     sums, flags = [], []
     for counts in (True, False):
-        ranges = [slice(0, l.batch.counted) if counts else slice(l.batch.counted, None) for l in launches]
-        parts = list(zip(launches, ranges, strict=True))
-        params = [param for launch, part in parts for param in launch.batch.params[part]]
+        params, rows, grads = [], [], []
+        for batch, found, table in launches:
+            part = slice(0, batch.counted) if counts else slice(batch.counted, None)
+            params += batch.params[part]
+            grads += found[part]
+            if table is not None:
+                rows.append(table.tensor[part])
         if not params:
             continue
-        if launches[0].table is not None:
-            rows = [launch.table.tensor[part] for launch, part in parts]
+        if rows:
             rows = rows[0] if len(rows) == 1 else torch.cat(rows)
             sum_sq, flag = check_and_norm_of_table(nothing, rows, scale, per_tensor)
         else:
-            grads = [grad for launch, part in parts for grad in launch.grads[part]]
             sum_sq, flag = check_and_norm(grads, scale, per_tensor=per_tensor)
         if per_tensor:
             answer.nonfinite.append((params, flag))

@@ -227,6 +227,7 @@ def _labels(group: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
         yield entry if isinstance(entry, tuple) else (names[i] if names else f"params[{i}]", entry)
 
 
+_rate = operator.itemgetter("lr")
 _NOT_NUMBERS = ("params", "param_names")  # the only values that may be lists: no op reads them
 
 
@@ -267,7 +268,7 @@ class PackedGroups:
 
     def unchanged(self, groups: list[dict[str, Any]], master_weights: str) -> bool:
         """True if the groups still hold these numbers, up to the learning rates."""
-        values = list(chain.from_iterable([group.values() for group in groups]))
+        values = list(chain.from_iterable(map(dict.values, groups)))
         if not self._fixed or master_weights != self._master_weights or len(values) != len(self._values):
             return False
         for position in self._lr_positions:
@@ -293,6 +294,7 @@ class HyperParameters:
     def __init__(self, algorithm: Algorithm, options: Options, checks: GroupChecks):
         self._algorithm, self._options, self._checks = algorithm, options, checks
         self._packed: PackedGroups | None = None
+        self._tensor_rates = False  # of the groups that were packed last
         self._decays: Sequence[Tensor] = ()
 
     def forget(self) -> None:
@@ -306,19 +308,27 @@ class HyperParameters:
                 self._checks.release_shard_group(group)
             self._checks.check_numbers(groups)
             packed = self._packed = PackedGroups(groups, self._algorithm, master_weights)
-        rates = [group["lr"] for group in groups]
-        rates = [0.0 if isinstance(rate, Tensor) else rate for rate in rates]
-        if not all(type(rate) is float and rate == rate for rate in rates):
+        rates, odd = list(map(_rate, groups)), False
+        self._tensor_rates = False
+        for i, rate in enumerate(rates):
+            if isinstance(rate, Tensor):
+                self._tensor_rates, rates[i] = True, 0.0
+            elif type(rate) is not float or rate != rate:
+                odd = True
+        if odd:
             self._checks.check_numbers(groups)
-        packed.set_rates([float(rate) for rate in rates])
+            rates = list(map(float, rates))
+        packed.set_rates(rates)
         return packed
 
     def on_device(self, groups: list[dict[str, Any]], device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
         """Learning rates and weight decays that the op reads on the device: rates if any of them is a tensor, decays within
         :meth:`decays_from`."""
-        rates = [group["lr"] for group in groups]
+        if not (self._decays or self._tensor_rates):
+            return [], []
+        rates = list(map(_rate, groups))
         decays = [at(decay, device) for decay in self._decays]
-        if not any(isinstance(rate, Tensor) for rate in rates):
+        if not self._tensor_rates:
             return [], decays
         return [
             at(rate, device).float().reshape(())

@@ -10,26 +10,24 @@ from __future__ import annotations
 
 import functools
 import operator
-import sys
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain, groupby, repeat
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from .._dispatch import nodes
-from .._dispatch.walks import bump_versions, identical
+from .._dispatch import nodes, walks
 from .._raw._block8 import BLOCK
 from .._sharding.agreement import shard_number
-from .._sharding.local import is_dtensor, local_tensor, spec
+from .._sharding.local import is_dtensor, local
 from .._sharding.pieces import rows_of
 from .._updates.op import UpdateOp
-from .._updates.state import TABLE_COLUMNS, TABLE_DTYPES, TABLE_GRAD
+from .._updates.state import TABLE_DTYPES, Column
 from ..ops._shadows import ShadowList
 from ._state import Block, Place, WrittenParams
 
@@ -144,26 +142,8 @@ def random_place(param: Tensor, number: int, params: int, shard_group: ProcessGr
     return (number + params * (shard_number(param, shard_group) + within)) % 2**32, 0, 0
 
 
-_grad = operator.attrgetter("grad")
+_grad, _params_of = operator.attrgetter("grad"), operator.itemgetter("params")
 _TORCHS_OWN = (torch.nn.Parameter, Tensor)
-
-
-def _described(tensors: Iterable[Tensor]) -> list[tuple]:
-    return [(type(t), t.dtype, t.device, t.shape, t.stride(), t.is_inference()) for t in tensors]
-
-
-def tensor_guard(tensors: Sequence[Tensor]) -> Callable[[Sequence], bool]:
-    """A function that compares other tensors with these, one by one: types, dtypes, devices, shapes and strides.
-
-    torch.compile guards the inputs of a graph with such a test, which takes 40 ns a tensor. It is not public; without it
-    Python compares, at ten times the cost.
-    """
-    try:
-        guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-    except (AttributeError, TypeError):
-        expected = _described(tensors)
-        return lambda others: all(map(isinstance, others, repeat(Tensor))) and _described(others) == expected
-    return lambda others: guards.check(*others)
 
 
 def addressable(batch: DeviceBatch, grads: Iterable[Tensor]) -> bool:
@@ -173,111 +153,57 @@ def addressable(batch: DeviceBatch, grads: Iterable[Tensor]) -> bool:
     return all(keys(tensor).raw_repr() == expected for tensor in chain(batch.pieces, grads))
 
 
-class _Chunk:
-    """Consecutive parameters of a batch, few enough that their objects stay in the CPU's cache from the first pass to the last."""
-
-    SIZE = 256
-
-    def __init__(self, first: int, params: list[Tensor], pieces: list[Tensor], grads: list[Tensor]):
-        begin = first * TABLE_COLUMNS + TABLE_GRAD
-        self.words = slice(begin, begin + len(params) * TABLE_COLUMNS, TABLE_COLUMNS)
-        self.params, self.pieces, self.addresses = params, pieces, list(map(Tensor.data_ptr, pieces))
-        self.params_guard, self.grads_guard = tensor_guard(pieces), tensor_guard(grads)
-
-    def grads(self) -> list[Tensor] | None:
-        """The gradients as the kernels see them; ``None`` if a guard fails."""
-        return list(map(_grad, self.params))
-
-    def refresh(self, words: array) -> bool:
-        """Write the gradients' addresses into the table; ``False`` if a guard fails."""
-        grads = self.grads()
-        if grads is None or not (self.grads_guard(grads) and self.params_guard(self.pieces)):
-            return False
-        if list(map(Tensor.data_ptr, self.pieces)) != self.addresses:
-            return False
-        words[self.words] = array("q", list(map(Tensor.data_ptr, grads)))
-        return True
-
-
-class _PlainChunk:
-    """The same in C++, for parameters of torch's own classes."""
-
-    SIZE = sys.maxsize
-
-    def __init__(self, first: int, params: list[Tensor], pieces: list[Tensor], grads: list[Tensor]):
-        walk = nodes.step_walk()
-        self._refresh = walk.refresh_addresses
-        self._params, self._known = params, walk.remember_tensors(pieces, grads)
-        self._begin = first * TABLE_COLUMNS + TABLE_GRAD
-
-    def grads(self) -> list[Tensor]:
-        return list(map(_grad, self._params))
-
-    def refresh(self, words: array) -> bool:
-        return self._refresh(self._known, self._params, words, self._begin, TABLE_COLUMNS)
-
-
-class _ShardedChunk(_Chunk):
-    """The same for DTensors: the pieces must be the same tensors, and the gradients must be placed as before."""
-
-    def __init__(self, first: int, params: list[Tensor], pieces: list[Tensor], grads: list[Tensor]):
-        super().__init__(first, params, pieces, grads)
-        self.specs = list(map(spec, map(_grad, params)))
-
-    def grads(self) -> list[Tensor] | None:
-        grads = list(map(_grad, self.params))
-        if not all(map(isinstance, grads, map(type, self.params))):
-            return None
-        specs = list(map(spec, grads))
-        if specs != self.specs or not identical(list(map(local_tensor, self.params)), self.pieces):
-            return None
-        self.specs = specs  # the same objects are compared faster
-        return list(map(local_tensor, grads))
-
-
-def _kind(param: Tensor) -> type[_Chunk] | type[_PlainChunk]:
-    if is_dtensor(param):
-        return _ShardedChunk
-    return _PlainChunk if type(param) in _TORCHS_OWN and nodes.step_walk() else _Chunk
+def _placements(tensors: Iterable[Tensor]) -> list:
+    return [getattr(tensor, "_spec", None) for tensor in tensors]
 
 
 class TensorTable:
-    """The parameters of a batch as the compiled ops take them; see :mod:`amp_kernels._updates.state`."""
+    """The parameters of a batch as the compiled ops take them: a row of :class:`Column` for each. Needs the module ``_nodes``."""
 
     def __init__(self, batch: DeviceBatch, grads: list[Tensor]):
-        pieces = batch.pieces
-        columns = [
-            map(Tensor.data_ptr, pieces),
-            repeat(0),
-            map(Tensor.numel, pieces),
-            (TABLE_DTYPES[piece.dtype] for piece in pieces),
-            (TABLE_DTYPES[grad.dtype] for grad in grads),
-            *zip(*batch.layout.tolist(), strict=True),
-            *zip(*((1, 1, *piece.shape)[-2:] for piece in pieces), strict=True),
-        ]
-        self._words = array("q", chain.from_iterable(zip(*columns)))  # noqa: B905 (one of them is endless)
-        self._chunks: list[_Chunk | _PlainChunk] = []
-        kinds = list(map(_kind, batch.params))
-        for kind, run in groupby(range(len(pieces)), key=kinds.__getitem__):
-            numbers = list(run)
-            for begin in range(0, len(numbers), kind.SIZE):
-                first, last = numbers[begin], numbers[begin : begin + kind.SIZE][-1] + 1
-                self._chunks.append(kind(first, batch.params[first:last], pieces[first:last], grads[first:last]))
-        self.tensor = torch.frombuffer(self._words, dtype=torch.int64).view(len(pieces), TABLE_COLUMNS)
+        self._params, self._pieces = batch.params, batch.pieces
+        rows = []
+        for piece, grad, place in zip(batch.pieces, grads, batch.layout.tolist(), strict=True):
+            dtypes = TABLE_DTYPES[piece.dtype], TABLE_DTYPES[grad.dtype]
+            rows += [piece.data_ptr(), grad.data_ptr(), piece.numel(), *dtypes, *place, *(1, 1, *piece.shape)[-2:]]
+        self._words = array("q", rows)
+        self.tensor = torch.frombuffer(self._words, dtype=torch.int64).view(len(batch.pieces), len(Column))
+        self._walk = nodes.step_walk()
+        self._known = self._walk.remember_tensors(batch.pieces, grads)
+        # Gradients of torch's own classes are read in C++. Those of DTensors must also be placed as before.
+        self._sharded = bool(batch.sharded)
+        self._plain = all(type(param) in _TORCHS_OWN for param in batch.params)
+        self._placed = _placements(map(_grad, batch.params))
         buffers = chain.from_iterable(block.tensors() for block in batch.blocks)
-        self._written = [tensor for tensor in chain(pieces, batch.sharded, buffers) if not tensor.is_inference()]
+        self._written = [tensor for tensor in chain(batch.pieces, batch.sharded, buffers) if not tensor.is_inference()]
 
     def refresh(self) -> bool:
         """Write the current addresses of the gradients into the table; ``False`` if anything else has changed."""
-        return all(chunk.refresh(self._words) for chunk in self._chunks)
+        grads = None
+        if not self._plain:
+            grads = list(map(_grad, self._params))
+            if self._sharded and not self._placed_as_before(grads):
+                return False
+            grads = list(map(local, grads)) if self._sharded else grads
+        return self._walk.refresh_addresses(self._known, self._pieces, grads, self._words, Column.GRAD, len(Column))
+
+    def _placed_as_before(self, grads: list) -> bool:
+        if not all(map(isinstance, grads, map(type, self._params))):
+            return False
+        placed = _placements(grads)
+        if placed != self._placed or not walks.same_objects(list(map(local, self._params)), self._pieces):
+            return False
+        self._placed = placed  # the same objects are compared faster
+        return True
 
     def grads(self) -> list[Tensor]:
         """The gradients, after a refresh that returned ``True``."""
-        return list(chain.from_iterable(chunk.grads() for chunk in self._chunks))
+        grads = list(map(_grad, self._params))
+        return list(map(local, grads)) if self._sharded else grads
 
     def bump_versions(self) -> None:
         """Tell autograd that an op has written parameters and state, which it cannot see from addresses."""
-        bump_versions(self._written)
+        walks.bump_versions(self._written)
 
 
 class Launch(NamedTuple):
@@ -303,7 +229,7 @@ class CachedStep:
     ):
         self.key, self.with_tables = key, tables
         self.sizes = [len(group["params"]) for group in groups]
-        self.params = _params(groups)
+        self.params = [param for group in groups for param in group["params"]]
         self.owners, self.shown = list(state), list(state.values())
         self.tables = [(batch, TensorTable(batch, found)) for batch, found in zip(batches, grads, strict=True)]
         active = {id(param) for batch in batches for param in batch.params}
@@ -311,11 +237,11 @@ class CachedStep:
 
     def lookup(self, groups: list[dict], state: dict, key: Any) -> list[Launch] | None:
         """The step's launches on a hit, ``None`` on a miss."""
-        if key != self.key or [len(group["params"]) for group in groups] != self.sizes:
+        of_groups = list(map(_params_of, groups))
+        params = list(chain.from_iterable(of_groups))
+        if key != self.key or list(map(len, of_groups)) != self.sizes or not walks.same_objects(params, self.params):
             return None
-        if not identical(_params(groups), self.params):
-            return None
-        if not identical(list(state.values()), self.shown) or not identical(list(state), self.owners):
+        if not walks.same_objects(list(state.values()), self.shown) or not walks.same_objects(list(state), self.owners):
             return None
         if not all(map(operator.is_, map(_grad, self.idle), repeat(None))):
             return None
@@ -325,7 +251,3 @@ class CachedStep:
                 return None
             launches.append(Launch(batch, [], table) if self.with_tables else Launch(batch, table.grads(), None))
         return launches
-
-
-def _params(groups: list[dict]) -> list[Tensor]:
-    return list(chain.from_iterable([group["params"] for group in groups]))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .._updates.arguments import UpdateArguments
 from .._updates.op import UpdateCall, UpdateOp
-from .._updates.state import MAXIMIZE, STOCHASTIC, TABLE_DTYPES, TABLE_GRAD, TABLE_LAYOUT
+from .._updates.state import LAYOUT_COLUMNS, MAXIMIZE, STOCHASTIC, TABLE_DTYPES, Column
 from ..ops.newton_schulz import ELEMENTS_TOGETHER, orthogonalized
 from ._launches import DeviceBatch, Launch
 from ._trial import PART_ELEMENTS, Copies
@@ -181,11 +181,11 @@ class Chunk:
         batch, grads, table = launch
         if table is not None:
             rows = table.tensor[self.index]
-            column = TABLE_GRAD if second else 0
+            address, dtype = (Column.GRAD, Column.GRAD_DTYPE) if second else (Column.PARAM, Column.PARAM_DTYPE)
             addresses = _integers([buffer.data_ptr() for buffer in buffers])
-            rows[:, column] = addresses[self.stack_of] + buffers[0].element_size() * self.offsets
-            rows[:, column + 3] = TABLE_DTYPES[buffers[0].dtype]
-            rows[:, TABLE_LAYOUT] = layout
+            rows[:, address] = addresses[self.stack_of] + buffers[0].element_size() * self.offsets
+            rows[:, dtype] = TABLE_DTYPES[buffers[0].dtype]
+            rows[:, LAYOUT_COLUMNS] = layout
             return UpdateCall(op, a, rows, buffers)
         pieces = [batch.pieces[i] for i in self.positions]
         places = zip(pieces, self.stack_of.tolist(), self.offsets.tolist(), strict=True)

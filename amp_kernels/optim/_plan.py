@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .._checks.stack import users_line
-from .._dispatch import policy
+from .._dispatch import nodes, policy
 from .._dispatch.capture import is_capturing
 from .._dispatch.devices import at, largest_flag
 from .._raw.check_and_norm import op as check_and_norm
@@ -31,6 +32,7 @@ from ._state import Place, signature
 from ._store import Entry, StateStore
 
 Groups = list[dict[str, Any]]
+_shard_group = operator.methodcaller("get", "shard_group")
 
 
 @dataclass
@@ -60,6 +62,8 @@ class StepPlan:
         self._latest = LatestAgreement()
         self._warned = False
         self._checks, self.hyper = checks, HyperParameters(algorithm, options, checks)
+        self._members = algorithm.members
+        self._staged = any(member.op.stage is not None for member in self._members)
         self.forget()
 
     def forget(self) -> None:
@@ -83,7 +87,7 @@ class StepPlan:
         """Take a step. Nothing has been changed if it raises."""
         options = self._options
         packed = self.hyper.packed(groups)
-        launches = self.launches(groups, state)
+        launches = self.launches(groups, state, packed)
         self._store.marks.clear()
         if not (launches or self._agreement or self._warned):
             self._warned = True
@@ -93,18 +97,19 @@ class StepPlan:
                 stacklevel=users_line(),
             )
         max_norm = request.max_norm
-        staged = any(member.op.stage is not None for member in self._algorithm.members)
-        if request.check or max_norm is not None or staged:
+        if request.check or max_norm is not None or self._staged:
             self._agreement.check(self._name)
         self._needs_norm = max_norm is not None if request.check or max_norm is not None else None
-        is_norm_known = self._settle()
+        is_norm_known = self._needs_norm is None or self._settle()
         answer = measure(request, launches, self._agreement, self._params, norm=max_norm is not None)
         if not is_norm_known:
             answer.sum_sq = None
-        updates = [self._update(launch, groups, packed, request, answer, max_norm) for launch in launches]
+        updates = []
+        for launch in launches:
+            updates.append(self._update(launch, groups, packed, request, answer, max_norm))
         calls: list[UpdateCall] = []
-        for member in self._algorithm.members:
-            own = [update for update in updates if update.launch.batch.op is member.op]
+        for member in self._members:
+            own = updates if len(self._members) == 1 else [u for u in updates if u.launch.batch.op is member.op]
             # The first call may lack memory: not one after others whose memory has been used before.
             calls = member.prepared(own, self._agreement, groups) + calls
         take_together(calls)
@@ -121,9 +126,8 @@ class StepPlan:
         return answer
 
     def _settle(self) -> bool:
-        """Exchange evidence about the squares of the last step's norm, if it has one; ``False``: some are left out."""
-        name = self._name if self._needs_norm else None
-        return self._needs_norm is None or self._agreement is None or self._agreement.settle(name)
+        """Exchange evidence about the squares of the last step's norm; ``False``: some are left out."""
+        return self._agreement is None or self._agreement.settle(self._name if self._needs_norm else None)
 
     def _update(
         self,
@@ -157,20 +161,20 @@ class StepPlan:
 
     # ---- collection ----
 
-    def launches(self, groups: Groups, state: dict) -> list[Launch]:
-        """The launches of a step: every parameter that has a gradient, with its state, by device."""
-        self._store.outgrow()
+    def launches(self, groups: Groups, state: dict, packed: PackedGroups) -> list[Launch]:
+        """The launches of a step: every parameter that has a gradient, with its state, by device. ``packed``: the groups' numbers."""
         backend = torch._C._len_torch_dispatch_stack() == 0 and policy.requested_backend()
         if self.cached is not None:
-            launches = self.cached.lookup(groups, state, self._key(groups, backend))
+            launches = self.cached.lookup(groups, state, self._key(groups, packed, backend))
             if launches is not None:
                 return launches
             self.cached = None
-        return self._collect(groups, state, backend)
+        return self._collect(groups, state, packed, backend)
 
-    def _collect(self, groups: Groups, state: dict, backend: Any) -> list[Launch]:
+    def _collect(self, groups: Groups, state: dict, packed: PackedGroups, backend: Any) -> list[Launch]:
         """The launches without a cached step. Caches a step whose parameters were there in the last one already, so that a
         new one in each step costs no more than it must."""
+        self._store.outgrow()
         self.agreement(groups)
         active = self._find_active(groups, state)
         if active.missing:
@@ -179,14 +183,15 @@ class StepPlan:
         grad_of = {id(param): grad for param, grad in zip(active.params, active.grads, strict=True)}
         grads = [[grad_of[id(param)] for param in batch.params] for batch in batches]
         cacheable = batches and not (new or active.copied or backend is False)
-        if cacheable and all(map(addressable, batches, grads)):
-            key = self._key(groups, backend)
+        if cacheable and nodes.step_walk() is not None and all(map(addressable, batches, grads)):
+            key = self._key(groups, packed, backend)
             self.cached = CachedStep(groups, state, batches, grads, key, self._takes_tables(batches))
         return [Launch(batch, found, None) for batch, found in zip(batches, grads, strict=True)]
 
-    def _key(self, groups: Groups, backend: Any) -> tuple:
+    def _key(self, groups: Groups, packed: PackedGroups, backend: Any) -> tuple:
         """All that a cached step depends on besides tensors."""
-        return backend, self._store.version, self._options.shard_group, [group.get("shard_group") for group in groups]
+        shared = self._options.shard_group, list(map(_shard_group, groups))
+        return backend, self._store.version, packed.used, packed.averaged, shared
 
     def _find_active(self, groups: Groups, state: dict) -> _Active:
         """Check every gradient and look up the state of its parameter; adopt writes to parameters that have moved."""
@@ -266,7 +271,8 @@ class StepPlan:
             torch.autograd.graph.increment_version([p for p in batch.params if not p.is_inference()])
             batch.shadows.stamp()
             batch.written.stamp()
-        self._settle()
+        if self._needs_norm is not None:
+            self._settle()
 
 
 def _address(param: Tensor) -> int:

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._dispatch.walks import note_versions, same_versions
-from .._dispatch.walks import versions as versions_of
+from .._dispatch import walks
 from .._raw._block8 import Code8
 from .._raw._split_master import SPLITS, join_master
 from .._sharding.local import is_dtensor, like, local, local_value
@@ -257,7 +256,7 @@ class Place:
         """Record the current version of the parameter as the one that its master agrees with."""
         self.address = self.piece.data_ptr()
         if self.needs_adoption:
-            versions = versions_of(self.watched)
+            versions = walks.versions(self.watched)
             self.versions[self.index : self.index + len(versions)] = versions
 
     def adopt_write(self) -> None:
@@ -273,7 +272,7 @@ class Place:
         followers, piece = self._followers(), self.piece.detach()
         written = "master" in followers
         if self.needs_adoption:
-            versions = versions_of(self.watched)
+            versions = walks.versions(self.watched)
             known = self.versions[self.index : self.index + len(versions)]
             written |= known != versions or self.address != piece.data_ptr()
         if written and self.block.master.numel():
@@ -327,10 +326,10 @@ class WrittenParams:
 
     def adopt(self) -> None:
         """Before a step: update the masters of parameters that others wrote."""
-        if not same_versions(self.watched, self.versions):
+        if not walks.same_versions(self.watched, self.versions):
             for place in self.places:
                 place.adopt_write()
 
     def stamp(self) -> None:
         """After a step, which has written parameters and masters: record the new versions."""
-        note_versions(self.watched, self.versions)
+        walks.note_versions(self.watched, self.versions)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._updates.arguments import UpdateArguments
 from .._updates.op import UpdateCall, UpdateOp
-from .._updates.state import ALIGN, TABLE_LAYOUT, exponents_at, state_layout
+from .._updates.state import ALIGN, LAYOUT_COLUMNS, exponents_at, state_layout
 from ._algorithm import Update
 from ._launches import DeviceBatch
 
@@ -69,7 +69,7 @@ def trial(op: UpdateOp, update: Update, part: slice) -> UpdateCall:
         arguments = arguments._replace(params=batch.pieces[part], grads=grads[part], layout=copies.layout)
         return UpdateCall(op, arguments, None)
     rows = table[part].clone()
-    rows[:, TABLE_LAYOUT] = copies.layout
+    rows[:, LAYOUT_COLUMNS] = copies.layout
     return UpdateCall(op, arguments, rows)
 
 

@@ -24,8 +24,9 @@ FastCall cast_lists;
 
 /// remember_tensors(params, grads): a capsule with the metadata of the tensors and the addresses of the parameters.
 FastCall remember_tensors;
-/// refresh_addresses(capsule, params, words, begin, stride): writes the addresses of today's gradients into
-/// words[begin::stride], a writable buffer of int64. False if a parameter or gradient differs from what was remembered.
+/// refresh_addresses(capsule, params, grads, words, begin, stride): writes the addresses of the gradients, a list or
+/// None for those that the parameters have, into words[begin::stride], a writable buffer of int64. False if a parameter
+/// or gradient differs from what was remembered.
 FastCall refresh_addresses;
 /// same_objects(first, second): whether two lists or tuples hold the same objects.
 FastCall same_objects;

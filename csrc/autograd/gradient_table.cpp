@@ -1,9 +1,9 @@
 // The host's work for each parameter of a cached step (CachedStep in amp_kernels/optim/_launches.py): check that
 // parameter and gradient are unchanged, and note the gradient's address.
 //
-// The Python form asks for each gradient's Python object, which torch creates where nobody holds one, and looks at
-// every tensor five times; with thousands of small tensors that is most of a step. Here one walk looks at the C++
-// objects alone. They are scattered in memory, half a dozen cache lines a parameter, and each address is found through
+// Python would ask for each gradient's Python object, which torch creates where nobody holds one, and look at every
+// tensor five times; with thousands of small tensors that is most of a step. Here one walk looks at the C++ objects
+// alone. They are scattered in memory, half a dozen cache lines a parameter, and each address is found through
 // the one before: so a block of parameters is walked in stages, for the misses of one stage to overlap.
 #include "autograd/functions.h"
 
@@ -58,7 +58,8 @@ struct Known {
            std::equal(t.strides().begin(), t.strides().end(), expected + form.dim);
   }
 
-  bool refresh(PyObject* list, int64_t* words, size_t stride) const {
+  // The gradients are those of the parameters, or `given`, a list.
+  bool refresh(PyObject* list, PyObject* given, int64_t* words, size_t stride) const {
     TensorImpl* params[kBlock];
     const TensorImpl* grads[kBlock];
     const size_t count = addresses.size();
@@ -67,7 +68,9 @@ struct Known {
       for (size_t i = begin; i < end; i++) params[i - begin] = tensor(list, i).unsafeGetTensorImpl();
       for (size_t i = begin; i < end; i++) {
         if (!has_form(*params[i - begin], forms[2 * i])) return false;
-        grads[i - begin] = params[i - begin]->grad().unsafeGetTensorImpl();
+        if (given != Py_None && !THPVariable_Check(PyList_GET_ITEM(given, static_cast<Py_ssize_t>(i)))) return false;
+        const Tensor& grad = given == Py_None ? params[i - begin]->grad() : tensor(given, i);
+        grads[i - begin] = grad.unsafeGetTensorImpl();
       }
       for (size_t i = begin; i < end; i++) {
         if (!has_form(*grads[i - begin], forms[2 * i + 1])) return false;
@@ -117,11 +120,11 @@ PyObject* remember_tensors(PyObject*, PyObject* const* args, Py_ssize_t) {
 PyObject* refresh_addresses(PyObject*, PyObject* const* args, Py_ssize_t) {
   HANDLE_TH_ERRORS
   const auto* known = static_cast<const Known*>(PyCapsule_GetPointer(args[0], kCapsule));
-  const size_t begin = PyLong_AsSize_t(args[3]), stride = PyLong_AsSize_t(args[4]);
+  const size_t begin = PyLong_AsSize_t(args[4]), stride = PyLong_AsSize_t(args[5]);
   if (known == nullptr || PyErr_Occurred()) return nullptr;
   bool same = false;
-  const auto refresh = [&](int64_t* words, size_t) { same = known->refresh(args[1], words + begin, stride); };
-  return with_words(args[2], PyBUF_WRITABLE, refresh) ? PyBool_FromLong(same) : nullptr;
+  const auto refresh = [&](int64_t* words, size_t) { same = known->refresh(args[1], args[2], words + begin, stride); };
+  return with_words(args[3], PyBUF_WRITABLE, refresh) ? PyBool_FromLong(same) : nullptr;
   END_HANDLE_TH_ERRORS
 }
 

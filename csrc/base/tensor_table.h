@@ -2,7 +2,7 @@
 // per parameter.
 //
 // A tensor in a list costs about 140 ns of host time per call, although only its address may change between steps. An
-// optimizer verifies that and passes a table (amp_kernels/optim/_cached_step.py). Rows are checked as lists are, but
+// optimizer verifies that and passes a table (amp_kernels/optim/_launches.py). Rows are checked as lists are, but
 // addresses cannot be verified, so only optimizers pass tables.
 #pragma once
 
@@ -10,18 +10,17 @@
 #include <span>
 
 #include "base/check.h"
+#include "base/table_columns.h"
 
 namespace ak {
 
-// The columns, as in amp_kernels/_updates/state.py. dtypes are torch's codes (ScalarType); rows and columns are the
-// last two dimensions of the parameter.
+// dtypes are torch's codes (ScalarType); rows and columns are the last two dimensions of the parameter.
 struct TableRow {
-  int64_t param, grad, numel, param_dtype, grad_dtype;
-  int64_t block, offset, slot, group, index, width, pitch;
-  int64_t rows, columns;
+#define AK_COLUMN(name) int64_t name;
+  AK_TABLE_COLUMNS(AK_COLUMN)
+#undef AK_COLUMN
 };
-inline constexpr int64_t kTableColumns = 14;
-static_assert(sizeof(TableRow) == kTableColumns * sizeof(int64_t));
+inline constexpr int64_t kTableColumns = sizeof(TableRow) / sizeof(int64_t);
 
 inline std::span<const TableRow> table_rows(const char* op, ArgName name, const Tensor& table) {
   check_dtype(op, name, table, {ScalarType::Long});

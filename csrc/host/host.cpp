@@ -21,6 +21,7 @@
 #include "base/philox.h"
 #include "base/rounding.h"
 #include "base/split_master.h"
+#include "base/table_columns.h"
 #include "base/tensor_list.h"
 #include "gradients/clip.h"
 #include "gradients/loss_scale.h"
@@ -334,6 +335,9 @@ PYBIND11_MODULE(_host, m) {
       "The formulas of csrc over numpy arrays; 16-bit floats travel as uint16 codes, dtype is 'float16' or "
       "'bfloat16'.";
   m.def("build_info", &ak::build_info);
+#define AK_NAME(name) #name,
+  m.def("table_columns", [] { return std::vector<std::string>{AK_TABLE_COLUMNS(AK_NAME)}; });
+#undef AK_NAME
   ak::bind_gemm_plan(m);
   m.def("to_float", &ak::widen, "codes"_a.noconvert(), "dtype"_a);
   m.def("round_to", &ak::round_nearest, "x"_a, "dtype"_a);

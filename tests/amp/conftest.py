@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from amp_kernels.amp import _readback
 
@@ -24,7 +25,7 @@ def slow_device(monkeypatch):
         real(self, value, note)
         host, _, note = self._pending.pop()
         events.append(Event())
-        self._pending.append((host, events[-1], note))
+        self._pending.append((torch.tensor(host), events[-1], note))
 
     monkeypatch.setattr(_readback.AsyncReader, "push", push)
     return events

@@ -1,5 +1,6 @@
 """torch.amp.GradScaler's contract, line by line, on ours: the same script must behave the same."""
 
+import math
 import pickle
 import re
 
@@ -336,6 +337,24 @@ def test_growth_backoff_and_interval():
     scaler.step(optimizer)
     scaler.update()
     assert scaler.get_scale() == 6.0
+
+
+@pytest.mark.parametrize(
+    ("setter", "value"),
+    [
+        ("growth_factor", 0.5), ("growth_factor", math.nan), ("backoff_factor", 0.0), ("backoff_factor", 1.5),
+        ("growth_interval", -1), ("growth_interval", 0.5),
+    ],
+)  # fmt: skip
+def test_numbers_that_would_spoil_the_scale(setter, value):
+    """The op that updates the scale does not look at them again."""
+    _, _, scaler = setup()
+    before = scaler.state_dict()
+    with pytest.raises((TypeError, ValueError), match=f"set_{setter}: {setter} is {value}"):
+        getattr(scaler, f"set_{setter}")(value)
+    with pytest.raises((TypeError, ValueError), match=f"load_state_dict: {setter} is {value}"):
+        scaler.load_state_dict({**before, setter: value})
+    assert scaler.state_dict() == before
 
 
 def test_disabled():

@@ -3,16 +3,15 @@
 import pytest
 import torch
 
-from amp_kernels._dispatch import nodes
 from amp_kernels.ops._shadows import ShadowList, fresh_shadow
 
 BF16 = torch.bfloat16
 
 
-@pytest.fixture(params=["nodes", "Python"], autouse=True)
-def walks(request, monkeypatch):
+@pytest.fixture(params=["as loaded", "Python"], autouse=True)
+def _walks(request):
     if request.param == "Python":
-        monkeypatch.setattr(nodes, "_module", None)
+        request.getfixturevalue("python_walks")
 
 
 def make(count):

@@ -12,6 +12,12 @@ def cached(optimizer):
     return optimizer.plan.cached
 
 
+def launches_of(optimizer):
+    """Those of its next step."""
+    plan, groups = optimizer.plan, optimizer.param_groups
+    return plan.launches(groups, optimizer.state, plan.hyper.packed(groups))
+
+
 def make_params(dtypes=(f32,)):
     generator = torch.Generator().manual_seed(5)
     shapes = [(3, 5), (0,), (), (700,), (2, 3, 4, 5), (6, 7), (9,), (9,)]

@@ -16,13 +16,15 @@ from amp_kernels.ops._shadows import fresh_shadow
 from .optimizers import STATEFUL, bf16, f16, f32, fill
 from .pairs import Pair, cached, make_params, set_grads, warmed
 
+pytestmark = pytest.mark.skipif(nodes.step_walk() is None, reason="the module _nodes was not built for this torch")
 
-@pytest.fixture(autouse=True, params=["Python", *(["C++"] if nodes.step_walk() else [])])
-def walk(request, monkeypatch):
-    """Observers of the tensors."""
-    if request.param == "Python":
-        monkeypatch.setattr(nodes, "step_walk", lambda: None)
-    return request.param
+
+def test_without_the_module_no_step_is_cached(monkeypatch, python_walks):
+    monkeypatch.setattr(nodes, "step_walk", lambda: None)
+    pair = Pair(warm=False, dtypes=(f32, bf16), groups=2, shadow_dtype=bf16)
+    for number in range(4):
+        pair.check_step(number)
+        assert cached(pair.fast) is None
 
 
 # ---- the same bits ----

@@ -7,6 +7,7 @@ import amp_kernels as ak
 from amp_kernels.optim import Muon, _matrices
 from amp_kernels.optim._matrices import Matrices
 
+from .pairs import launches_of
 from .test_muon import parameter, parameters, same_bits, set_grads, steps, trained
 
 
@@ -22,7 +23,7 @@ def test_grouping_does_not_change_bits(monkeypatch):
     assert same_bits(together, alone)
     monkeypatch.setattr(_matrices, "CHUNK_ELEMENTS", 7000)
     chunked, optimizer = trained()
-    (launch,) = optimizer.plan.launches(optimizer.param_groups, optimizer.state)
+    (launch,) = launches_of(optimizer)
     assert len(launch.batch.prepared[1]) == 4
     assert same_bits(together, chunked)
 

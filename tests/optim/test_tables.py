@@ -1,40 +1,50 @@
 """The tables of addresses that optimizers hand to the compiled ops: what guards them, and what the ops still refuse."""
 
+from array import array
+
 import pytest
 import torch
 
 import amp_kernels as ak
 import amp_kernels.optim as akopt
+from amp_kernels._dispatch import nodes
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._raw import check_and_norm
 from amp_kernels._raw.update_scale import update_scale_
 from amp_kernels._updates.adamw import adamw_
 from amp_kernels._updates.lamb import lamb_
-from amp_kernels._updates.state import TABLE_DTYPES, TABLE_LAYOUT
-from amp_kernels.optim import _launches
+from amp_kernels._updates.state import LAYOUT_COLUMNS, TABLE_DTYPES, Column
 from amp_kernels.testing.emulator import launches
 
 from .optimizers import bf16, f16
-from .pairs import Pair
+from .pairs import launches_of
+
+pytestmark = pytest.mark.skipif(nodes.step_walk() is None, reason="the module _nodes was not built for this torch")
 
 
-@pytest.mark.parametrize("private", [True, False])
-def test_guard_of_tensors(monkeypatch, private):
-    """With torch's own, which is private, and without."""
-    if not private:
-        monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
-    base = [torch.zeros(4, 4), torch.zeros(3, dtype=bf16)]
-    test = _launches.tensor_guard(base)
-    assert test([torch.ones(4, 4), torch.ones(3, dtype=bf16)])
+def test_columns_are_those_of_cpp():
+    _host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
+    assert [column.name.lower() for column in Column] == _host.table_columns()
+
+
+def test_gradients_that_are_given():
+    """Those that a list gives are compared with what was remembered, and their addresses are written."""
+    walk, params = nodes.step_walk(), [torch.zeros(4, 4), torch.zeros(3, dtype=bf16)]
+    grads = [torch.ones(4, 4), torch.ones(3, dtype=bf16)]
+    known, words = walk.remember_tensors(params, grads), array("q", [0, 0, 0, 0])
+    assert walk.refresh_addresses(known, params, grads, words, 1, 2)
+    assert list(words) == [0, grads[0].data_ptr(), 0, grads[1].data_ptr()]
     others = [
         torch.zeros(4, 4).t(), torch.zeros(4, 5)[:, :4], torch.zeros(4, 4, dtype=f16), torch.zeros(16), None,
-        torch.zeros(4, 4).to_sparse(), torch.zeros(4, 4, device="meta"), torch.nn.Parameter(torch.zeros(4, 4)),
+        torch.zeros(4, 4).to_sparse(), torch.zeros(4, 4, device="meta"),
     ]  # fmt: skip
     for other in others:
-        assert not test([other, base[1]])
-    assert not test([base[1], base[0]])
-    if not private:
-        Pair()
+        assert not walk.refresh_addresses(known, params, [other, grads[1]], words, 1, 2)
+        if other is not None:
+            assert not walk.refresh_addresses(known, [other, params[1]], grads, words, 1, 2)
+    assert not walk.refresh_addresses(known, params, grads[::-1], words, 1, 2)
+    assert not walk.refresh_addresses(known, [p.clone() for p in params], grads, words, 1, 2)  # moved
+    assert not walk.refresh_addresses(known, params, None, words, 1, 2)  # they have none
 
 
 def test_a_call_below_autograd_bumps_versions():
@@ -50,7 +60,7 @@ def table_of(params, kind=akopt.AdamW):
         for p in params:
             p.grad = torch.ones_like(p)
         optimizer.step()
-    ((batch, _, table),) = optimizer.plan.launches(optimizer.param_groups, optimizer.state)
+    ((batch, _, table),) = launches_of(optimizer)
     packed = optimizer.plan.hyper.packed(optimizer.param_groups)
     tail = ([], [], None, None, None, packed.options[batch.op.declared.name], packed.ema_decays, packed.flags, 0.0, 0)
     state = batch.state(packed.used, packed.averaged)
@@ -129,7 +139,7 @@ def test_halves_of_a_step_from_a_table(backend):
         for from_table in (False, True):
             params = [torch.nn.Parameter(torch.full((n,), 2.0)) for n in (5, 16)]
             grads, table, state, tail = table_of(params, akopt.LAMB)
-            layout = table[:, TABLE_LAYOUT].contiguous()
+            layout = table[:, LAYOUT_COLUMNS].contiguous()
             squares = torch.zeros(2, 2, dtype=torch.float64)
             for second in (False, True):
                 if from_table:

@@ -151,28 +151,6 @@ def test_explicit_choice_works_or_says_why(device, capability, built, requested,
         assert part in str(error.value)
 
 
-def _step():
-    weight = torch.nn.Parameter(torch.ones(3))
-    weight.grad = torch.ones(3)
-    ak.optim.AdamW([weight]).step()
-
-
-@pytest.mark.own_backend
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda: ak.layer_norm(torch.ones(2, 4), (4,)), "amp_kernels.layer_norm (op norm_forward)"),
-        (lambda: ak.nn.Softmax(-1)(torch.ones(2, 4).bfloat16()), "amp_kernels.softmax (op softmax_rows)"),
-        (lambda: ak.get_total_norm([torch.ones(3)]), "amp_kernels.get_total_norm (op check_and_norm)"),
-        (_step, "AdamW.step (op adamw_)"),
-    ],
-)
-def test_the_error_names_the_function_that_the_user_called(call, named):
-    with ak.backend("cuda"), pytest.raises(BackendUnavailable) as error:
-        call()
-    assert str(error.value).startswith(f"{named}: backend 'cuda' was asked for, but cpu cannot use it: ")
-
-
 _MATRIX = torch.ones(2, 2)
 _PRODUCTS = {
     "matmul": lambda m: ak.matmul(m, m),

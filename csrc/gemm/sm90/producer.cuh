@@ -340,13 +340,14 @@ AK_DEVICE NextWork posted(Pipeline& p, Mailbox mailbox) {
   const auto number = [](uint32_t x) { return static_cast<int>(x); };
   p.stage = number(b[2] / 2);
   p.phase = number(b[2] % 2);
+  Work work{};
+  work.m = number(a[0]), work.n = number(a[1]), work.batch = number(a[2]);
   if constexpr (Pipeline::kGrouped) {
-    Work work{};
-    work.m = number(a[0]), work.n = number(a[1]), work.batch = number(a[2]), work.end = number(a[3]);
-    work.steps = number(b[0]);
-    return {work, b[3] != 0};
+    work.end = number(a[3]), work.steps = number(b[0]);
+  } else {
+    work.steps = number(a[3]), work.split = number(b[0]), work.tile = number(b[1]);
   }
-  return {{number(a[0]), number(a[1]), number(a[2]), 0, number(a[3]), number(b[0]), number(b[1]), 0, 0}, b[3] != 0};
+  return {work, b[3] != 0};
 }
 
 /// Posts the consumer's next tile and the ring position of its first step; false if there is none. The position follows

@@ -22,7 +22,7 @@ MUTANTS = [
     Mutant(PRODUCER, "end < begin_ ? begin_ : end > groups.total ? groups.total : end;", "end > groups.total ? groups.total : end;", "an end before the previous one"),
     Mutant(PRODUCER, "end < begin_ ? begin_ : end > groups.total ? groups.total : end;", "end < begin_ ? begin_ : end;", "an end past the last row"),
     Mutant(PRODUCER, "load(groups.offs + group_ * groups.stride)", "load(groups.offs + group_)", "the stride of the ends is forgotten"),
-    Mutant(PRODUCER, "work.end = number(a[3]);", "work.end = 0;", "a consumer does not hear of the end"),
+    Mutant(PRODUCER, "work.end = number(a[3]),", "work.end = 0,", "a consumer does not hear of the end"),
     Mutant(PRODUCER, "if constexpr (Tile::kRowGroups) work.end = static_cast<int>(place[3]);", "", "the warp that moves boxes does not hear of the end"),
     Mutant(HOST, "p.sums ? q.k : q.m}", "p.sums ? q.m : q.k}", "the wrong dimension has the groups"),
     # ---- terms
