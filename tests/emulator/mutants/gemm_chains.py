@@ -7,6 +7,7 @@ MAIN = "gemm/sm90/gemm.cuh"
 LOOP = "gemm/sm90/main_loop.cuh"
 HOST = "gemm/sm90/chained.cuh"
 SM80 = "gemm/sm80/gemm.cuh"
+OUTPUT = "gemm/sm80/output.cuh"
 SM80_HOST = "gemm/sm80/gemm.cu"
 
 MUTANTS = [
@@ -30,7 +31,7 @@ MUTANTS = [
     # ---- mma.sync
     Mutant(SM80, "for (int c = 0; c < Tile::kChunks; c++) load_chunk(args.finish, output.chunk(c), acc[c]);", "load_chunk(args.finish, output.chunk(0), acc[0]);",
            "only the first chunk starts from C"),
-    Mutant(SM80, "row < finish.m && column < at.end_of(i / 8)", "true", "C is read out of bounds"),
+    Mutant(OUTPUT, "row < finish.m && column < at.end_of(i / 8)", "true", "C is read out of bounds"),
     Mutant("gemm/sm80/launch.cuh", "if (q.accumulate && !Tile::kChained) {", "if (q.accumulate) {", "C is added once more at the end"),
     Mutant(SM80_HOST, "splits > 1 || !gemm_sm80_chains(config.tile)", "splits > 1", "a tile without an instance is taken for another"),
 ]  # fmt: skip

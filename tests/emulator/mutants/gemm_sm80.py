@@ -4,6 +4,8 @@ from . import Mutant
 
 TEST = "test_gemm_sm80"
 KERNEL = "gemm/sm80/gemm.cuh"
+OUTPUT = "gemm/sm80/output.cuh"
+TILE = "gemm/sm80/tile.cuh"
 OPERAND = "gemm/sm80/operand.cuh"
 HOST = "gemm/sm80/launch.cuh"
 EPILOGUE = "gemm/epilogue.cuh"
@@ -27,7 +29,7 @@ MUTANTS = [
     Mutant(KERNEL, "copy_commit();  // also if empty, so that groups count steps", "if (k < work.k_end) copy_commit();",
            "the last steps have no group, so the waits count wrong"),
     Mutant(KERNEL, "copy(k + (args.stages - 1) * kBlockK, fill);", "copy(k + args.stages * kBlockK, fill);", "skips a step"),
-    Mutant(KERNEL, "block_sync();  // no warp reads the ring any more", "", "the epilogue overwrites the ring while another warp reads it"),
+    Mutant(OUTPUT, "block_sync();  // no warp reads the ring any more", "", "the epilogue overwrites the ring while another warp reads it"),
     # ---- operands in shared memory
     Mutant(OPERAND, "((offset / 16) ^ (mine / 2 % 4)) * 16", "offset / 16 * 16", "copies do not exchange the chunks of a strip"),
     Mutant(OPERAND, "lane % 8 / 2;", "lane % 8 / 4;", "fragments exchange the chunks otherwise than copies"),
@@ -75,9 +77,9 @@ MUTANTS = [
     Mutant(KERNEL, "q / Tile::kParts * kHalf + q % Tile::kParts * 16", "q * 16", "a warp's columns side by side"),
     Mutant(KERNEL, "float acc[Tile::kChunks][2][2][4] = {};", "float acc[Tile::kChunks][2][2][4]; acc[0][0][0][0] = 1;", "sums start from anything"),
     # ---- which tile
-    Mutant(KERNEL, "high = rows - group * kRaster < kRaster ? rows - group * kRaster : kRaster;", "high = kRaster;", "the last group of rows of tiles is full"),
-    Mutant(KERNEL, "args.k - work.k < args.k_per_split ? args.k : work.k + args.k_per_split;", "work.k + args.k_per_split;", "the last split runs over k"),
-    Mutant(KERNEL, "work.batch * (rows * columns) + tile;", "tile;", "batches share their counters and sums"),
+    Mutant(TILE, "high = rows - group * kRaster < kRaster ? rows - group * kRaster : kRaster;", "high = kRaster;", "the last group of rows of tiles is full"),
+    Mutant(TILE, "args.k - work.k < args.k_per_split ? args.k : work.k + args.k_per_split;", "work.k + args.k_per_split;", "the last split runs over k"),
+    Mutant(TILE, "work.batch * (rows * columns) + tile;", "tile;", "batches share their counters and sums"),
     Mutant(OPERAND, "data_(args.data + batch * args.batch_stride)", "data_(args.data)", "every batch multiplies the first one"),
     # ---- splits
     Mutant(KERNEL, "block_sync();  // every thread's part is ordered before thread 0's release, and the ring is free", "",
@@ -90,23 +92,23 @@ MUTANTS = [
            "splits without any k"),
     Mutant(HOST, "ceil_div(ceil_div(k, kBlockK), splits) * kBlockK;", "ceil_div(k, splits);", "splits that begin within a step"),
     # ---- output
-    Mutant(KERNEL, "warp_sync(); const int row = row_", "const int row = row_", "lanes read rows that others still write"),
-    Mutant(KERNEL, "warp_sync();  // the rows have been read before the next chunk overwrites them", "", "the next chunk overwrites rows that are still read"),
-    Mutant(KERNEL, "corner_ = dynamic_shared() + warp_index() * kBytes;", "corner_ = dynamic_shared();", "warps share their corner"),
-    Mutant(KERNEL, "first_row + row >= args_.finish.m || left <= 0", "left <= 0", "rows beyond the edge are stored"),
-    Mutant(KERNEL, "if (first_row + row >= args_.finish.m) continue;", "", "rows beyond the edge are stored, element by element"),
-    Mutant(KERNEL, "if (left >= each) {", "if (true) {", "columns beyond the edge are stored, 16 bit"),
-    Mutant(KERNEL, "if (left >= each) {", "if (true) {", "columns beyond the edge are stored, fp32", nth=2),
-    Mutant(KERNEL, "x + 2 <= size)", "x + 1 <= size)", "a pair runs over the last column"),
-    Mutant(KERNEL, "x + e >= 0 && x + e < size", "x + e < size", "a row begins one element early"),
-    Mutant(KERNEL, "kColumns / kEach + kEach - 1;", "kColumns / kEach;", "the last element of a skewed row is forgotten"),
-    Mutant(KERNEL, "const int skew = apart ? 0 :", "const int skew = true ? 0 :", "pairs that are not 4-byte aligned"),
-    Mutant(KERNEL, "if (kEach == 2 && !apart &&", "if (kEach == 2 &&", "pairs where columns lie apart"),
-    Mutant(KERNEL, "+ 8 * r;", "+ 4 * r;", "the lower eight rows of a chunk"),
-    Mutant(KERNEL, "halves_ = halved ? 1 : 2;", "halves_ = 2;", "the value columns of swiglu are stored too"),
-    Mutant(KERNEL, "type == DType::kBFloat16 ? round_pair<bf16>(x, y) : round_pair<fp16>(x, y)", "round_pair<bf16>(x, y)", "fp16 results rounded to bf16"),
-    Mutant(KERNEL, "acc[i + 1][e / 8][e / 4 % 2][e % 4];", "acc[i][e / 8][e / 4 % 2][e % 4];", "every chunk is the first one"),
-    Mutant(KERNEL, "output.put(c, acc[0]); AK_UNROLL for (int i = 0; i + 1", "AK_UNROLL for (int i = 0; i + 1", "a finished chunk is not stored"),
+    Mutant(OUTPUT, "warp_sync(); const int row = row_", "const int row = row_", "lanes read rows that others still write"),
+    Mutant(OUTPUT, "warp_sync();  // the rows have been read before the next chunk overwrites them", "", "the next chunk overwrites rows that are still read"),
+    Mutant(OUTPUT, "corner_ = dynamic_shared() + warp_index() * kBytes;", "corner_ = dynamic_shared();", "warps share their corner"),
+    Mutant(OUTPUT, "first_row + row >= args_.finish.m || left <= 0", "left <= 0", "rows beyond the edge are stored"),
+    Mutant(OUTPUT, "if (first_row + row >= args_.finish.m) continue;", "", "rows beyond the edge are stored, element by element"),
+    Mutant(OUTPUT, "if (left >= each) {", "if (true) {", "columns beyond the edge are stored, 16 bit"),
+    Mutant(OUTPUT, "if (left >= each) {", "if (true) {", "columns beyond the edge are stored, fp32", nth=2),
+    Mutant(OUTPUT, "x + 2 <= size)", "x + 1 <= size)", "a pair runs over the last column"),
+    Mutant(OUTPUT, "x + e >= 0 && x + e < size", "x + e < size", "a row begins one element early"),
+    Mutant(OUTPUT, "kColumns / kEach + kEach - 1;", "kColumns / kEach;", "the last element of a skewed row is forgotten"),
+    Mutant(OUTPUT, "const int skew = apart ? 0 :", "const int skew = true ? 0 :", "pairs that are not 4-byte aligned"),
+    Mutant(OUTPUT, "if (kEach == 2 && !apart &&", "if (kEach == 2 &&", "pairs where columns lie apart"),
+    Mutant(OUTPUT, "+ 8 * r;", "+ 4 * r;", "the lower eight rows of a chunk"),
+    Mutant(OUTPUT, "halves_ = halved ? 1 : 2;", "halves_ = 2;", "the value columns of swiglu are stored too"),
+    Mutant(OUTPUT, "type == DType::kBFloat16 ? round_pair<bf16>(x, y) : round_pair<fp16>(x, y)", "round_pair<bf16>(x, y)", "fp16 results rounded to bf16"),
+    Mutant(OUTPUT, "acc[i + 1][e / 8][e / 4 % 2][e % 4];", "acc[i][e / 8][e / 4 % 2][e % 4];", "every chunk is the first one"),
+    Mutant(OUTPUT, "output.put(c, acc[0]); AK_UNROLL for (int i = 0; i + 1", "AK_UNROLL for (int i = 0; i + 1", "a finished chunk is not stored"),
     Mutant(HOST, "(q.m == 1 || wide(q.c.row_stride))", "true", "16-byte stores to rows that are not aligned"),
     Mutant(HOST, "q.c.column_stride == 1 &&", "", "16-byte stores where columns lie apart"),
     Mutant(HOST, "(q.batch == 1 || wide(q.c.batch_stride))", "true", "16-byte stores to batches that are not aligned"),

@@ -11,15 +11,17 @@ SCHEDULER = "gemm/sm90/producer.cuh"
 KERNEL = "gemm/sm90/gemm.cuh"
 LOOP = "gemm/sm90/main_loop.cuh"
 SM80 = "gemm/sm80/gemm.cuh"
+SM80_OUTPUT = "gemm/sm80/output.cuh"
+SM80_TILE = "gemm/sm80/tile.cuh"
 SM80_HOST = "gemm/sm80/launch.cuh"
 
 MUTANTS = [
     # ---- the triangle
-    Mutant(SM80, "return tiles * (tiles + 1) / 2;", "return tiles * tiles / 2;", "the diagonal tiles are not counted"),
-    Mutant(SM80, "int length = tiles + 1 - tiles % 2,", "int length = tiles + 1,", "odd rows of tiles are folded as even ones"),
-    Mutant(SM80, "if (across < lower)", "if (across <= lower)", "a tile above the diagonal, and one of the upper row never"),
-    Mutant(SM80, "return {lower - 1, across};", "return {across, lower - 1};", "the wrong triangle"),
-    Mutant(SM80, "return {line - tiles % 2,", "return {line,", "of odd rows of tiles, the upper row is one too low"),
+    Mutant(SM80_TILE, "return tiles * (tiles + 1) / 2;", "return tiles * tiles / 2;", "the diagonal tiles are not counted"),
+    Mutant(SM80_TILE, "int length = tiles + 1 - tiles % 2,", "int length = tiles + 1,", "odd rows of tiles are folded as even ones"),
+    Mutant(SM80_TILE, "if (across < lower)", "if (across <= lower)", "a tile above the diagonal, and one of the upper row never"),
+    Mutant(SM80_TILE, "return {lower - 1, across};", "return {across, lower - 1};", "the wrong triangle"),
+    Mutant(SM80_TILE, "return {line - tiles % 2,", "return {line,", "of odd rows of tiles, the upper row is one too low"),
     Mutant(SCHEDULER, "work.m = strip_ * Tile::kBlockM;", "work.m = strip_ * Tile::kBlockN;", "strips are as high as tiles are wide"),
     Mutant(SCHEDULER, "work.n = (in_matrix - before_strip_) * Tile::kBlockN;", "work.n = (in_matrix - before_strip_) * Tile::kBlockM;", "tiles are as wide as high"),
     Mutant(SCHEDULER, "while (in_matrix >= before_strip_ + tiles())", "while (in_matrix > before_strip_ + tiles())", "the first tile of a strip is one more of the strip above"),
@@ -83,15 +85,15 @@ MUTANTS = [
            "a + LayoutA::offset(i, Tile::kSlicesM == 2 ? 3 - k16 : k16), b + LayoutB::offset(0, Tile::kSlicesM == 2 ? 3 - k16 : k16), accumulate);",
            "tiles of two slices add up the products of a step in another order"),
     # ---- gemm_sm80
-    Mutant(SM80, "tile = block_index() % tiles;", "tile = block_index() % (tiles - 1);", "the last tile is another one again"),
-    Mutant(SM80, "block_index(), block_index() / tiles, 0, 0, args.k};", "block_index(), 0, 0, 0, args.k};", "only the first matrix"),
-    Mutant(SM80, "column_[1] + kColumns > row) {", "column_[1] > row) {", "whole rows are stored across the diagonal"),
-    Mutant(SM80, "column > first_row + row) continue;", "column >= first_row + row) continue;", "no diagonal"),
-    Mutant(SM80, "column >= first_row + r) continue;", "column > first_row + r + 1) continue;", "the mirror below the diagonal"),
-    Mutant(SM80, "column < first_row && first_row + 16 <=", "column < first_row + 16 && first_row + 16 <=", "whole words of a mirror across the diagonal"),
-    Mutant(SM80, "first_row + 16 <= args_.finish.m) {", "first_row <= args_.finish.m) {", "the mirror of rows out of bounds"),
-    Mutant(SM80, "store_vec(to + 4, rows[1]);", "store_vec(to + 4, rows[0]);", "eight rows of the mirror twice"),
-    Mutant(SM80, "r % 2 == 0 ? pair : pair >> 16", "pair", "every second element of a mirror is its neighbour"),
-    Mutant(SM80, "add_diagonal(args.finish.epilogue.diagonal,", "add_diagonal(2 * args.finish.epilogue.diagonal,", "the diagonal twice"),
+    Mutant(SM80_TILE, "tile = block_index() % tiles;", "tile = block_index() % (tiles - 1);", "the last tile is another one again"),
+    Mutant(SM80_TILE, "block_index(), block_index() / tiles, 0, 0, args.k};", "block_index(), 0, 0, 0, args.k};", "only the first matrix"),
+    Mutant(SM80_OUTPUT, "column_[1] + kColumns > row) {", "column_[1] > row) {", "whole rows are stored across the diagonal"),
+    Mutant(SM80_OUTPUT, "column > first_row + row) continue;", "column >= first_row + row) continue;", "no diagonal"),
+    Mutant(SM80_OUTPUT, "column >= first_row + r) continue;", "column > first_row + r + 1) continue;", "the mirror below the diagonal"),
+    Mutant(SM80_OUTPUT, "column < first_row && first_row + 16 <=", "column < first_row + 16 && first_row + 16 <=", "whole words of a mirror across the diagonal"),
+    Mutant(SM80_OUTPUT, "first_row + 16 <= args_.finish.m) {", "first_row <= args_.finish.m) {", "the mirror of rows out of bounds"),
+    Mutant(SM80_OUTPUT, "store_vec(to + 4, rows[1]);", "store_vec(to + 4, rows[0]);", "eight rows of the mirror twice"),
+    Mutant(SM80_OUTPUT, "r % 2 == 0 ? pair : pair >> 16", "pair", "every second element of a mirror is its neighbour"),
+    Mutant(SM80_OUTPUT, "add_diagonal(args.finish.epilogue.diagonal,", "add_diagonal(2 * args.finish.epilogue.diagonal,", "the diagonal twice"),
     Mutant(SM80_HOST, "if (q.symmetric) return q.batch * triangle_of(columns);", "", "more blocks than tiles"),
 ]  # fmt: skip
