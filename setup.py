@@ -305,15 +305,8 @@ class CMakeBuild(build_ext):
         ]
 
     def build_command(self, *parts: str) -> list:
-        return [
-            self.cmake,
-            "--build",
-            self.folder,
-            "-j",
-            str(self.jobs),
-            "--target",
-            *(TARGETS[part][0] for part in parts),
-        ]
+        targets = (TARGETS[part][0] for part in parts)
+        return [self.cmake, "--build", self.folder, "-j", str(self.jobs), "--target", *targets]
 
     def build_together(self, parts: list[str]) -> None:
         """Compile the files of all parts side by side and report progress. Errors are left to :meth:`build_target`."""
@@ -331,10 +324,8 @@ class CMakeBuild(build_ext):
                     continue
                 done, total = map(int, status.groups())
                 if done == 1 and total > len(parts):
-                    print(
-                        f"amp_kernels: building {', '.join(parts)} ({total} steps, {estimate(parts, self.jobs)})",
-                        flush=True,
-                    )
+                    about = f"({total} steps, {estimate(parts, self.jobs)})"
+                    print(f"amp_kernels: building {', '.join(parts)} {about}", flush=True)
                 elif (now := time.monotonic()) - reported >= REPORT_EVERY:
                     reported = now
                     print(f"amp_kernels: {done} of {total} steps after {now - begin:.0f} s", flush=True)
