@@ -66,7 +66,7 @@ def copy_package(library_name: str, folder: Path) -> None:
         if library.name != library_name:
             (folder / "amp_kernels" / library.name).symlink_to(library)
     (folder / "tests").mkdir()
-    for file in ("pyproject.toml", "tests/conftest.py", "tests/draw.py"):
+    for file in ("pyproject.toml", "tests/conftest.py", "tests/draw.py", "tests/progress.py"):
         shutil.copy(ROOT / file, folder / file)
 
 
