@@ -379,6 +379,12 @@ def test_state_is_not_moved_to_another_device_piece_by_piece(options):
     with pytest.raises(ValueError, match="is on meta"):
         state.update(step=torch.tensor(9.0), exp_avg=state["exp_avg"].to("meta"))
     assert all(torch.equal(value, before[key]) for key, value in state.items())
+    weight = p.detach().clone()
+    optimizer.state[p] = {name: value.to("meta") for name, value in state.items()}
+    with pytest.raises(ValueError, match=r"optimizer.state: step is on meta; accepted: a tensor on cpu \(all state"):
+        step(optimizer, [p])
+    assert torch.equal(p.detach(), weight)
+    optimizer.state[p] = state
     state["step"] = torch.tensor(7.0)
     state.update({name: state[name].clone() for name in state})
     assert optimizer.state_dict()["state"][0]["step"] == 7
