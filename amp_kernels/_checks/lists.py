@@ -147,25 +147,32 @@ def check_number(op: str, argument: str, value: float, low: float = -math.inf, h
     raise _refusal(error, op, argument, value, f"a number {start} to {high}")
 
 
-def check_count(op: str, argument: str, value: int, low: int) -> None:
-    """Raise unless ``value`` is a whole number of at least ``low``.
+def check_count(op: str, argument: str, value: int, low: int, high: int | None = None) -> None:
+    """Raise unless ``value`` is a whole number of at least ``low``, and at most ``high`` if there is one.
 
     Raises:
         TypeError: ``value`` is no whole number.
         ValueError: it is out of range.
     """
     try:
-        if operator.index(value) >= low:
+        if operator.index(value) >= low and (high is None or value <= high):
             return
         error = ValueError
     except TypeError:
         error = TypeError
-    raise _refusal(error, op, argument, value, f"a whole number from {low}")
+    raise _refusal(
+        error, op, argument, value, f"a whole number from {low}" + (f" to {high}" if high is not None else "")
+    )
 
 
 def _refusal(error: type[Exception], op: str, argument: str, value: object, accepted: str) -> Exception:
     shown = f"{value!r}, of type {type_name(value)}" if error is TypeError else value
     return error(f"{op}: {argument} is {shown}; accepted: {accepted}")
+
+
+def within_float32(value: float) -> float:
+    """A scalar as kernels take it, who keep it as float32: beyond its range it is infinite, where torch's operations raise."""
+    return math.copysign(math.inf, value) if abs(value) > torch.finfo(torch.float32).max else value
 
 
 def inverse_scale(grad_scale: Tensor | None) -> Tensor | float:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import torch
 
 from .lists import HALF_DTYPES, KERNEL_DTYPES, names
@@ -61,9 +64,19 @@ def check_out_dtype(op: str, out_dtype: torch.dtype | None, dtypes: tuple[torch.
 
 
 def check_no_internal_overlap(op: str, name: str, tensor: torch.Tensor) -> None:
-    """A tensor that is written must not have two elements in one place (an expanded one has)."""
-    if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+    """A tensor that is written must not have two elements in one place (an expanded one has, or one of sliding windows)."""
+    if not tensor.is_contiguous() and _overlaps_itself(tensor):
         raise ValueError(
             f"{op}: {name} has strides {list(tensor.stride())} for shape {list(tensor.shape)}, so elements share "
             "memory; accepted: a tensor without overlap"
         )
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    """True if two elements that differ in one or two indices are in one place."""
+    dims = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+    if any(stride == 0 for _, stride in dims):
+        return True
+    return not torch.compiler.is_compiling() and any(
+        lcm < a * m and lcm < b * n for (m, a), (n, b) in itertools.combinations(dims, 2) for lcm in [math.lcm(a, b)]
+    )

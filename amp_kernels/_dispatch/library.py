@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from .._checks import lists
+from .._checks.operands import check_no_internal_overlap
 from . import flops, load, memory, policy
 
 NAMESPACE = "amp_kernels"
@@ -141,6 +143,8 @@ class Op:
     def _traced(self, tensor: Any, args: tuple, kwargs: dict):
         """The op, for a program that is being made; in its place torch's product, if that is what the device gets, or these sizes by
         its profile: the program would run the one kernel that the dispatcher holds."""
+        if tensor is None:  # empty lists
+            return self.overload(*args, **kwargs)
         here = tensor.device.type == "cpu" or (tensor.device.type == "cuda" and torch.cuda.is_available())
         traced = here and self.tensor_cores and is_traced(tensor)
         if traced and policy.select_traced(self, tensor, args, kwargs) == "aten":
@@ -208,12 +212,35 @@ class Op:
 
     def _adinplaceorview(self, overload: Callable) -> Callable:
         def kernel(*args, **kwargs):
+            self._check_written(args, kwargs)
             with torch._C._AutoDispatchBelowADInplaceOrView():
                 result = overload(*args, **kwargs)
             self._bump_versions(args, kwargs)
             return result
 
         return kernel
+
+    def _check_written(self, args: tuple, kwargs: dict) -> None:
+        """Refuse two written elements in one place, whichever backend serves the op. Calls of the package do not come here: its
+        functions check what users pass, once, where they make their lists."""
+        written = [(name, tensor) for name, tensor in self._written(args, kwargs) if tensor.layout == torch.strided]
+        for name, tensor in written:
+            check_no_internal_overlap(self.name, name, tensor)
+        shared = lists.overlap([tensor for _, tensor in written])
+        if shared is not None:
+            a, b = (written[i][0] for i in shared)
+            raise ValueError(f"{self.name}: {a} and {b} share memory; accepted: tensors that do not overlap")
+
+    def _written(self, args: tuple, kwargs: dict) -> list[tuple[str, torch.Tensor]]:
+        """The tensors that the call writes, by name."""
+        written = []
+        for position, name in self.mutated:
+            value = args[position] if position < len(args) else kwargs.get(name)
+            if isinstance(value, torch.Tensor):
+                written.append((name, value))
+            else:
+                written += [(f"{name}[{i}]", tensor) for i, tensor in enumerate(value or ())]
+        return written
 
     def _of_zeros(self, overload: Callable) -> Callable:
         def kernel(*args, **kwargs):

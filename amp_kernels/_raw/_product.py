@@ -9,7 +9,7 @@ import torch
 
 from .. import _functional as F
 from .._checks.activations import activated, activated_width, check_activation, check_gated_width
-from .._checks.lists import names
+from .._checks.lists import names, within_float32
 from .._checks.operands import HALF_DTYPES, KERNEL_DTYPES, check_out_dtype, check_same_device, check_tensor
 
 
@@ -101,7 +101,7 @@ def pairwise(leaf: Callable[[int], torch.Tensor], first: int, count: int) -> tor
 
 def preactivation(product: torch.Tensor, bias: torch.Tensor | None, alpha: float) -> torch.Tensor:
     """``z = alpha * product + bias`` in fp32."""
-    z = product if alpha == 1 else alpha * product
+    z = product if alpha == 1 else within_float32(alpha) * product
     return z if bias is None else z + bias.float()
 
 
@@ -111,7 +111,7 @@ def finished(
     """``activation(z) + beta * residual`` of an fp32 ``z``, rounded once. With ``beta`` 0, ``residual`` is not read."""
     out = activated(z, activation)
     if residual is not None and beta != 0:
-        out = torch.add(out, residual.float(), alpha=beta)
+        out = torch.add(out, residual.float(), alpha=within_float32(beta))
     return out.to(out_dtype)
 
 

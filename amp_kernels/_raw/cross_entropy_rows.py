@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .._checks.lists import KERNEL_DTYPES
+from .._checks.lists import KERNEL_DTYPES, within_float32
 from .._checks.operands import check_tensor
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
@@ -55,6 +55,7 @@ def _reference(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> None:
+    label_smoothing, z_loss = map(within_float32, (label_smoothing, z_loss))
     classes = logits.shape[1]
     x = logits.float()
     largest = x.amax(1, keepdim=True)

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 import torch
 
 from .._checks.activations import ACTIVATIONS, GATED, check_activation
-from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES
+from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES, within_float32
 from .._checks.operands import check_no_internal_overlap, check_out_dtype, check_same_device, check_tensor
 from .._dispatch.library import KernelOp, Sample, define
 from .._dispatch.samples import Normal
@@ -87,9 +87,10 @@ def _gemm_accumulate_reference(call):
     if call.batch_invariant and call.alpha == 1 and call.beta == 1:
         call.c.copy_(product32(call.a, call.b, True, call.c))
         return
-    product = call.alpha * product32(call.a, call.b, call.batch_invariant)
+    alpha, beta = map(within_float32, (call.alpha, call.beta))
+    product = alpha * product32(call.a, call.b, call.batch_invariant)
     # With beta = 0, c is not read, since it may hold NaN.
-    call.c.copy_(product if call.beta == 0 else torch.add(product, call.c, alpha=call.beta))
+    call.c.copy_(product if call.beta == 0 else torch.add(product, call.c, alpha=beta))
 
 
 # ---- samples for opcheck and `info --check`

@@ -63,7 +63,7 @@ def _forward(
     v = x.float()
     if mask is not None:
         v = v.masked_fill(~mask.reshape(v.shape), -torch.inf)
-    largest = v.amax(1, keepdim=True)
+    largest = v.nan_to_num(-torch.inf, torch.inf, -torch.inf).amax(1, keepdim=True)
     base = torch.where(largest == -torch.inf, 0.0, largest)
     e = (v - base).exp()
     total = e.sum(1, keepdim=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from .._checks.lists import HALF_DTYPES
+from .._checks.lists import HALF_DTYPES, within_float32
 from .._checks.operands import check_same_device, check_tensor
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
@@ -44,11 +44,12 @@ def mirrored(s: torch.Tensor) -> torch.Tensor:
 
 def _reference(a, b, c=None, *, alpha=1.0, beta=1.0, diagonal=0.0):
     check_syrk("syrk", a, b, c)
+    alpha, beta, diagonal = map(within_float32, (alpha, beta, diagonal))
     s = alpha * product32(a, b.mT, False)
     if c is not None and beta != 0:
         s = torch.add(s, c.float(), alpha=beta)
     if diagonal != 0:
-        s = s + diagonal * torch.eye(s.shape[-1], device=s.device)
+        s = s + torch.full(s.shape[-1:], diagonal, device=s.device).diag()  # not diagonal * eye, where inf * 0 is NaN
     return mirrored(s).to(a.dtype)
 
 

@@ -11,6 +11,9 @@ from torch import Tensor
 from .._checks import lists
 from .._dispatch.library import Sample, define
 
+#: The least and the most; the tracker is int32.
+HYSTERESIS = 1, 2**31 - 1
+
 
 def _reference(
     scale: Tensor,
@@ -27,16 +30,22 @@ def _reference(
     skipped_steps: Tensor | None = None,
     consecutive_skips: Tensor | None = None,
 ) -> None:
+    _check_hysteresis(hysteresis)
+    scalars = (scale, growth_tracker, hysteresis_tracker, skipped_steps, consecutive_skips)
+    scale, growth_tracker, hysteresis_tracker, skipped_steps, consecutive_skips = (
+        t if t is None else t.reshape(()) for t in scalars
+    )
     found = torch.stack([scale.new_zeros((), dtype=torch.bool), *(f.reshape(()) > 0 for f in found_infs)]).any()
     tolerated = hysteresis_tracker - 1  # overflows left before the scale yields, once this one is counted
     backed_off = (scale.double() * backoff_factor).float()
-    backed_off = torch.where(backed_off > min_scale, backed_off, min_scale)
+    low, high = map(lists.within_float32, (min_scale, max_scale))
+    backed_off = torch.where(backed_off > low, backed_off, low)
     after_overflow = torch.where(tolerated <= 0, backed_off, scale)
 
     streak = growth_tracker + 1
-    due = streak == growth_interval
+    due = streak.long() == growth_interval
     grown = (scale.double() * growth_factor).float()
-    after_success = torch.where(due & grown.isfinite(), torch.where(grown < max_scale, grown, max_scale), scale)
+    after_success = torch.where(due & grown.isfinite(), torch.where(grown < high, grown, high), scale)
 
     scale.copy_(torch.where(found, after_overflow, after_success))
     growth_tracker.copy_(torch.where(found | due, torch.zeros_like(streak), streak))
@@ -47,6 +56,10 @@ def _reference(
         skipped_steps.add_(found)
     if consecutive_skips is not None:
         consecutive_skips.add_(1).mul_(found)
+
+
+def _check_hysteresis(hysteresis: int) -> None:
+    lists.check_number("update_scale_", "hysteresis", hysteresis, *HYSTERESIS)
 
 
 def samples(device: str) -> Iterator[Sample]:
@@ -126,7 +139,7 @@ def update_scale_(
         growth_interval: iterations; 0 never grows.
         min_scale: lower bound of a backoff, at least 0.
         max_scale: upper bound of a growth, at least ``min_scale``.
-        hysteresis: overflows that make the scale yield, at least 1.
+        hysteresis: overflows that make the scale yield, from 1 to 2^31 - 1, what its tracker holds.
         consecutive: every iteration without overflow refills the hysteresis tracker, not only one in which the scale grows.
         skipped_steps: int64, one element: counts the iterations with an overflow.
         consecutive_skips: int64, one element: counts the last ones in a row; 0 after one without.
@@ -151,7 +164,7 @@ def update_scale_(
     lists.check_number("update_scale_", "growth_interval", growth_interval, 0)
     lists.check_number("update_scale_", "min_scale", min_scale, 0.0)
     lists.check_number("update_scale_", "max_scale", max_scale, min_scale)
-    lists.check_number("update_scale_", "hysteresis", hysteresis, 1)
+    _check_hysteresis(hysteresis)
     op(
         scale,
         growth_tracker,

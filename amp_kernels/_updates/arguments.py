@@ -16,7 +16,8 @@ Written = Annotated[Tensor, "written"]
 class UpdateArguments(NamedTuple):
     """In the order of the schema. ``UpdateCall`` in csrc/update/call.h unpacks them in this order.
 
-    A new argument of all update ops goes before ``squares`` and has a default.
+    A new argument of all update ops goes before ``squares`` and has a default. Buffers (``moments``, ``steps``, ``masters``, ``shadows``,
+    ``emas``) are contiguous. Their elements count, whatever the number of dimensions.
 
     Args:
         params: float16, bfloat16 or float32, dense, one device; updated.
@@ -68,6 +69,11 @@ class UpdateArguments(NamedTuple):
     seed: int
     squares: Written | None = None
     second: bool = True
+
+    def with_flat_buffers(self) -> UpdateArguments:
+        """Buffers of any number of dimensions as the 1-D ones that they are in memory."""
+        names = "moments", "steps", "masters", "shadows", "emas"
+        return self._replace(**{name: [buffer.view(-1) for buffer in getattr(self, name)] for name in names})
 
     def of_op(self) -> tuple:
         """The arguments of the op over lists, a whole step."""

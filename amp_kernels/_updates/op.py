@@ -105,7 +105,7 @@ class UpdateOp:
         return (self.half_of_table if half else self.of_table), (table, *values)
 
     def reference(self, *args) -> None:
-        arguments = UpdateArguments(*args)
+        arguments = UpdateArguments(*args).with_flat_buffers()
         if arguments.layout.is_meta:  # traced without data: nothing is returned, so there is nothing to compute
             return
         scalars = StepScalars.make(arguments)

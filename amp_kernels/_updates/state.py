@@ -1,15 +1,14 @@
 """Blocks, the layout of an optimizer's state in the update ops, and functions that their references share.
 
-Parameters and gradients are lists of tensors. Everything else is in flat 1-D buffers: a *block* is a set of parameters
-of one device, dtype and group, and holds one buffer per kind of state (moments, masters, shadows) plus one step counter
-per parameter. ``layout`` is an int64 CPU tensor ``[n, 7]``. Its row ``i`` is ``(block, offset, slot, group, index, width,
+Parameters and gradients are lists of tensors. Everything else is in flat buffers, contiguous tensors of which only the elements count: a
+*block* is a set of parameters of one device, dtype and group, and holds one buffer per kind of state (moments, masters, shadows) plus one
+step counter per parameter. ``layout`` is an int64 CPU tensor ``[n, 7]``. Its row ``i`` is ``(block, offset, slot, group, index, width,
 pitch)``: the state of parameter ``i`` is ``buffer[offset : offset + numel]`` in each buffer of ``block``, its step counter is
-``steps[slot]``, its hyper-parameters are those of ``group``. ``index`` is part of the key of its random bits: its number in
-the optimizer, below 2^32, plus 2^32 times the block of 32 elements with which this piece of it begins, 0 for a whole
-parameter (:mod:`.._raw._stochastic`). A piece within the rows of a matrix, such as a column shard, has ``width`` elements of
-each row of ``pitch`` elements, both multiples of 32, and the random bits of these elements; other pieces are consecutive
-elements, with 0 and 0. Elements are taken in memory order, so state and parameter match whatever the
-strides.
+``steps[slot]``, its hyper-parameters are those of ``group``. ``index`` is part of the key of its random bits: its number in the
+optimizer, below 2^32, plus 2^32 times the block of 32 elements with which this piece of it begins, 0 for a whole parameter
+(:mod:`.._raw._stochastic`). A piece within the rows of a matrix, such as a column shard, has ``width`` elements of each row of ``pitch``
+elements, both multiples of 32, and the random bits of these elements; other pieces are consecutive elements, with 0 and 0. Elements are
+taken in memory order, so state and parameter match whatever the strides.
 
 A buffer with 0 elements means the block has no such state. Moments in uint8 are in 8 bits (:mod:`.._raw._block8`), rounded
 stochastically: the buffer holds the codes of all elements and then one exponent for each 32 of them, so that element

@@ -49,10 +49,12 @@ class Agreements:
     def check_declared(self, optimizer: Optimizer, inner: FusedOptimizer) -> None:
         """Raise if ``optimizer`` distributes its parameters, or this scaler's are distributed, and ``inner``, which takes the
         steps, does not know over which ranks."""
-        if inner.shard_group is None and (inner is not optimizer or self.shard_group is not None):
+        if inner.shard_group is not None or (inner is optimizer and self.shard_group is None):
+            return
+        if any(group["params"] and group.get("shard_group") is None for group in inner.param_groups):
             raise ValueError(
                 f"GradScaler.step: {type(inner).__name__} has no shard_group, so that each rank would clip and skip by its "
-                "own parameters; accepted: the option shard_group=... of the optimizer"
+                "own parameters; accepted: the option shard_group=... of the optimizer, or the key of each of its groups"
             )
 
     def __reduce__(self) -> tuple:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 
 from .._checks import lists
+from .._raw.update_scale import HYSTERESIS
 from .._raw.update_scale import op as update_scale_op
 
 _RANGES = {"growth_factor": (1.0, math.inf), "backoff_factor": (math.ulp(0.0), 1.0)}
@@ -24,7 +25,7 @@ class ScaleRule:
     ):
         lists.check_number("GradScaler", "min_scale", min_scale, 0.0)
         lists.check_number("GradScaler", "max_scale", max_scale, min_scale)
-        lists.check_count("GradScaler", "hysteresis", hysteresis, 1)
+        lists.check_count("GradScaler", "hysteresis", hysteresis, *HYSTERESIS)
         self.min_scale, self.max_scale, self.hysteresis = min_scale, max_scale, hysteresis
         self.consecutive_hysteresis, self.dynamic = bool(consecutive_hysteresis), dynamic
         self.tracker: Tensor | None = None  # int32: overflows until the scale backs off

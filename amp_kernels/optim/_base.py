@@ -127,16 +127,17 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
                 param_group, len(self.param_groups), {**dict.fromkeys(SWITCHES), **self.defaults}
             )
             self._checks.refuse_repeated(param_group, self.param_groups)
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
+        count = len(self.param_groups)
         try:
+            super().add_param_group(param_group)
+            group = self.param_groups[-1]
             self._checks.complete(group, self.defaults)
             self._checks.common("seed", self.param_groups)
             self._checks.check_params(group)
-        except Exception:
-            self.param_groups.pop()
+            group["fused"] = True
+        except BaseException:
+            del self.param_groups[count:]
             raise
-        group["fused"] = True
         self.compiled_handle = CompiledHandle(self, self.param_groups)
 
     # ---- the step ----
@@ -308,14 +309,22 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
         loaded = self._codec.read(groups, state["state"], self.__dict__.get("defaults", {}))
         packed = self.store.pack(loaded.entries, load=True)
         state["state"] = shown = defaultdict(dict, loaded.others)
-        super().__setstate__(state)
-        self.store.clear()
-        self.plan.forget()
-        self.store.commit(packed, shown)
-        self.compiled_handle = CompiledHandle(self, self.param_groups)
-        self.max_grad_norm, self.seed = loaded.max_grad_norm, loaded.seed
-        for group in groups:
-            group["fused"], group["foreach"] = True, None
+        own, of_options, undo = dict(vars(self)), dict(vars(self._options)), self.store.undo(packed)
+        try:
+            super().__setstate__(state)
+            self.store.clear()
+            self.plan.forget()
+            self.store.commit(packed, shown)
+            self.compiled_handle = CompiledHandle(self, self.param_groups)
+            self.max_grad_norm, self.seed = loaded.max_grad_norm, loaded.seed
+            for group in groups:
+                group["fused"], group["foreach"] = True, None
+        except BaseException:  # an interrupt, too
+            vars(self).update(own)
+            vars(self._options).update(of_options)
+            undo()
+            self.plan.forget()
+            raise
 
 
 class StandaloneOptimizer(FusedOptimizer):

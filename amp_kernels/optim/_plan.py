@@ -28,7 +28,7 @@ from ._gradients import GradientReader, StepAnswer, StepRequest, measure
 from ._groups import GroupChecks, HyperParameters, PackedGroups
 from ._launches import CachedStep, DeviceBatch, Launch, addressable, make_batches
 from ._options import Options
-from ._state import Place, signature
+from ._state import Place, refuse_other_device, signature
 from ._store import Entry, StateStore
 
 Groups = list[dict[str, Any]]
@@ -206,6 +206,9 @@ class StepPlan:
                 if place is None or place.state is not shown or place.signature != signature(param):
                     # New, thawed, moved or converted, or its state was replaced: adopt the shown state.
                     self._checks.check_param(group, position)
+                    if place is not None and place.signature == signature(param):
+                        for name, value in (shown or {}).items():
+                            refuse_other_device(name, value, piece)
                     active.missing.append((group, param, self._store.current(param, state)))
                     place = None
                 elif place.unloaded is not None or place.address != piece.data_ptr():

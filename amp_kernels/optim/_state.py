@@ -64,7 +64,7 @@ class ShownState(dict):
             super().__setitem__(name, value)
             return
         view = self[name]
-        _refuse_other_device(name, value, view)
+        refuse_other_device(name, value, view)
         if isinstance(value, Tensor) and value.shape != view.shape:
             raise ValueError(f"optimizer.state: {name} has shape {list(value.shape)}; accepted: {list(view.shape)}")
         with torch.no_grad():
@@ -74,7 +74,7 @@ class ShownState(dict):
         values = dict(*arguments, **values)
         for name, value in values.items():
             if name in self and isinstance(self[name], Tensor):
-                _refuse_other_device(name, value, self[name])
+                refuse_other_device(name, value, self[name])
         for name, value in values.items():
             self[name] = value
 
@@ -151,7 +151,7 @@ class PackedState(ShownState):
             super().__setitem__(name, value)
             return
         piece = place.piece
-        _refuse_other_device(name, value, piece)
+        refuse_other_device(name, value, piece)
         with torch.no_grad():
             value = local_value(torch.as_tensor(value), place.param)
             if value.shape != piece.shape:
@@ -168,7 +168,7 @@ class PackedState(ShownState):
         place.mark_clean()
 
 
-def _refuse_other_device(name: str, value: Any, held: Tensor) -> None:
+def refuse_other_device(name: str, value: Any, held: Tensor) -> None:
     """Raise for a tensor that was moved, to free the memory of what is held: that is part of a flat buffer. A CPU scalar is a number."""
     is_number = not isinstance(value, Tensor) or (value.dim() == 0 and value.device.type == "cpu")
     if not is_number and value.device != held.device:

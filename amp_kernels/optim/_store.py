@@ -68,6 +68,22 @@ class StateStore:
         self.version += 1
         self.places, self.blocks = {}, set()
 
+    def undo(self, packed: Packed) -> Callable[[], None]:
+        """A function that brings back what is there now, after :meth:`clear` and a :meth:`commit` that did not come to its end."""
+        places, blocks = self.places, self.blocks
+        weights = [(param, param.clone()) for param, _ in packed.overwrite]
+
+        @torch.no_grad()
+        def restore() -> None:
+            self.version += 1
+            self.places, self.blocks = places, blocks
+            for param, weight in weights:
+                param.copy_(weight)
+            for block in blocks:
+                block.refresh_shadows()
+
+        return restore
+
     # ---- creation ----
 
     @torch.no_grad()

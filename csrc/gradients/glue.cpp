@@ -112,7 +112,10 @@ void run_update_scale(const Tensor scale, const Tensor growth_tracker, const Ten
                       const TensorList found_infs, double growth_factor, double backoff_factor, int64_t growth_interval,
                       double min_scale, double max_scale, int64_t hysteresis, bool consecutive,
                       const std::optional<Tensor> skipped_steps, const std::optional<Tensor> consecutive_skips) {
-  OpCall call("update_scale_", {"scale"}, scale);
+  constexpr const char* op = "update_scale_";
+  AK_CHECK(hysteresis >= 1 && hysteresis <= INT32_MAX, op, ": hysteresis is ", hysteresis,
+           "; accepted: a number from 1 to ", INT32_MAX);
+  OpCall call(op, {"scale"}, scale);
   const LossScaleRef at{call.mutable_scalar<float>({"scale"}, scale),
                         call.mutable_scalar<int32_t>({"growth_tracker"}, growth_tracker),
                         call.mutable_scalar<int32_t>({"hysteresis_tracker"}, hysteresis_tracker),

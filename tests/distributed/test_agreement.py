@@ -254,8 +254,17 @@ def refusals():
             TypeError, match=r"SGD: an optimizer with a shard_group cannot be pickled.*accepted: state_dict"
         ):
             copied(grouped)
+    scaler = ak.GradScaler("cpu", enabled=False, shard_group=dist.group.WORLD)
+    with pytest.raises(ValueError, match=r"SGD has no shard_group.*or the key of each of its groups"):
+        scaler.step(optimizer)
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    for weight in weights:
+        weight.grad = torch.ones(2)
+    dense, experts = {"params": weights[:1]}, {"params": weights[1:], "shard_group": dist.group.WORLD}
     with pytest.raises(ValueError, match="SGD has no shard_group"):
-        ak.GradScaler("cpu", enabled=False, shard_group=dist.group.WORLD).step(optimizer)
+        scaler.step(ak.optim.SGD([dense, experts], lr=0.5))
+    scaler.step(ak.optim.SGD([{**dense, "shard_group": "copies"}, experts], lr=0.5))
+    assert torch.equal(weights[0], torch.full((2,), 0.5))
     return True
 
 

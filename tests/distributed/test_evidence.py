@@ -1,5 +1,6 @@
 """Norms over DTensors on a part of a mesh, and over plain parameters of each rank: copies by evidence, experts by declaration."""
 
+import itertools
 import logging
 import math
 import re
@@ -16,6 +17,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import amp_kernels as ak
 from amp_kernels._sharding.agreement import Agreement
 from amp_kernels._sharding.local import local
+from amp_kernels.optim._options import MASTERS
 
 from .test_agreement import Log
 from .worlds import everyone, grid
@@ -209,6 +211,78 @@ def test_experts_within_stages_of_a_pipeline(ranks):
     for both, whole, copies in ranks.run(stages):
         assert both == whole == pytest.approx(dense + experts)
         assert copies == pytest.approx(dense + 9) or copies == pytest.approx(dense + 16)
+
+
+# ---- a key, every layout of masters and moments, and every way to a norm ----
+
+LAYOUTS = [
+    (dtype, {"state_dtype": state, "master_weights": masters})
+    for state in (torch.float32, torch.bfloat16, "8bit")
+    for dtype, masters in [(torch.float32, "fp32"), *((torch.bfloat16, m) for m in (*MASTERS, "none", "none_rne"))]
+]
+#: Gradients of the dense parameter and of each rank's experts, and the norm of all: exact, as a quarter of each is.
+SIZES = {"group": (1.5, (0.375, 0.5), 104.0), "copies": (1.5, (2.0, 2.0), 160.0)}
+WAYS = ("max_norm", "max_grad_norm", "unscale_", "clip_grad_norm_")
+
+
+class Keyed:
+    def __init__(self, dtype, layout, key=None, **options):
+        values = torch.linspace(-1.0, 1.0, 4096, dtype=dtype).view(64, 64)
+        self.weights = [nn.Parameter(values.clone()) for _ in range(2)]
+        groups = [
+            {"params": [weight], **of_group} for weight, of_group in zip(self.weights, ({}, key or {}), strict=True)
+        ]
+        self.optimizer = ak.optim.AdamW(groups, **layout, **options)
+
+    def set_grads(self, sizes, factor):
+        for weight, size in zip(self.weights, sizes, strict=True):
+            weight.grad = torch.full_like(weight, size * factor)
+
+    def state(self):
+        return [*self.weights, *(v for state in self.optimizer.state.values() for v in dict.values(state))]
+
+
+def steps_with_a_key(key, way, dtype, layout):
+    """A step that one rank's value would make bad, skipped by both, and one that is clipped to a quarter of the norm of all: the bits of
+    a step without key by a quarter of the gradients. Returns the norm."""
+    dense, experts, norm = SIZES[key]
+    sizes, at = (dense, experts[dist.get_rank()]), norm / 4
+    declared = {"shard_group": dist.group.WORLD if key == "group" else key}
+    ours = Keyed(dtype, layout, declared, max_grad_norm=at if way == "max_grad_norm" else None)
+    scaler = ak.GradScaler("cpu", init_scale=SCALE, backoff_factor=0.5, growth_interval=100)
+    scaler.scale(torch.ones(()))
+    before = [weight.detach().clone() for weight in ours.weights]
+    for bad in (True, False):
+        ours.set_grads(sizes, scaler.get_scale())
+        if bad and (key == "copies" or dist.get_rank() == 1):
+            ours.weights[1].grad[3, 4] = math.nan
+        if way in ("unscale_", "clip_grad_norm_"):
+            scaler.unscale_(ours.optimizer)
+        total = ak.clip_grad_norm_(ours.optimizer.param_groups, at) if way == "clip_grad_norm_" else None
+        scaler.step(ours.optimizer, max_norm=at if way in ("max_norm", "unscale_") else None)
+        scaler.update()
+        if bad:
+            assert all(map(torch.equal, ours.weights, before)), "a bad value of one rank did not skip the step"
+    twin = Keyed(dtype, layout)
+    twin.set_grads(sizes, 0.25)
+    twin.optimizer.step()
+    assert not torch.equal(twin.weights[1], before[1])
+    assert all(map(torch.equal, ours.state(), twin.state())), "other bits than without key"
+    return (scaler.last_grad_norm if total is None else total).item()
+
+
+def every_key():
+    found = {}
+    for case in itertools.product(SIZES, WAYS, LAYOUTS):
+        try:
+            found[str(case)] = steps_with_a_key(*case[:2], *case[2]), SIZES[case[0]][2]
+        except Exception as error:
+            raise AssertionError(f"{case}: {error}") from error
+    return [(case, norm, right) for case, (norm, right) in found.items() if norm != right]
+
+
+def test_a_key_with_every_layout_and_way_to_a_norm(ranks):
+    assert ranks.run(every_key, world=2) == [[], []]
 
 
 # ---- what evidence costs, and what needs none ----

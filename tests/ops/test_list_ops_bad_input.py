@@ -102,6 +102,7 @@ def test_scalars(scalar, error, text):
         ({"min_scale": -1.0}, "min_scale is -1.0"),
         ({"min_scale": 2.0, "max_scale": 1.0}, "max_scale is 1.0; accepted: a number from 2.0"),
         ({"hysteresis": 0}, "hysteresis is 0"),
+        ({"hysteresis": 2**31}, "hysteresis is 2147483648"),
         *(
             ({key: float("nan")}, f"{key} is nan")
             for key in ("growth_factor", "backoff_factor", "min_scale", "max_scale")

@@ -114,9 +114,29 @@ def test_bad_counters_change_nothing():
     assert [t.item() for t in tensors] == [1024.0, 0, 1]
 
 
-def test_shape_one_is_accepted():
-    tensors = tuple(t.reshape(1) for t in state())
-    assert run(tensors, [1.0])[0] == 512.0
+@pytest.mark.parametrize("op", [OP, module.op.reference], ids=["compiled", "reference"])
+def test_shape_one_is_accepted(op):
+    for one in range(3):
+        tensors = tuple(t.reshape(1) if i == one else t for i, t in enumerate(state()))
+        assert run(tensors, [1.0], op=op)[0] == 512.0
+
+
+@pytest.mark.parametrize("op", [OP, module.op.reference], ids=["compiled", "reference"])
+def test_numbers_beyond_the_range_of_their_tensors(op):
+    """Bounds of the scale are kept in float32, and the hysteresis has to fit into its tracker; an interval is a 64-bit count."""
+    for found, options, wanted in [
+        (1.0, {"low": 1e300}, (float("inf"), 0, 0)),
+        (0.0, {"high": 1e300, "interval": 1}, (2048.0, 0, 1)),
+        (0.0, {"interval": 2**32 + 1}, (1024.0, 1, 1)),
+    ]:
+        assert run(state(), [found], op=op, **options) == wanted
+    for hysteresis in (0, -(2**63), 2**31, 2**63 - 1):
+        tensors = state()
+        with pytest.raises(
+            (ValueError, RuntimeError), match=f"hysteresis is {hysteresis}; accepted: a number from 1 to 2147483647"
+        ):
+            run(tensors, [1.0], hysteresis=hysteresis, op=op)
+        assert [t.item() for t in tensors] == [1024.0, 0, 1]
 
 
 @pytest.mark.parametrize(

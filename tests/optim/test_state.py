@@ -11,6 +11,7 @@ import amp_kernels as ak
 import amp_kernels.optim as akopt
 from amp_kernels.ops import _shadows
 from amp_kernels.ops._shadows import fresh_shadow
+from amp_kernels.optim import _base
 from amp_kernels.testing.generators import normal
 
 from .optimizers import EACH, ELEMENTWISE_STATEFUL, STATEFUL, bf16, copies, f16, f32, fill, make, reference
@@ -379,9 +380,44 @@ def test_state_is_not_moved_to_another_device_piece_by_piece(options):
     with pytest.raises(ValueError, match="is on meta"):
         state.update(step=torch.tensor(9.0), exp_avg=state["exp_avg"].to("meta"))
     assert all(torch.equal(value, before[key]) for key, value in state.items())
+    weight = p.detach().clone()
+    optimizer.state[p] = {name: value.to("meta") for name, value in state.items()}
+    with pytest.raises(ValueError, match=r"optimizer.state: step is on meta; accepted: a tensor on cpu \(all state"):
+        step(optimizer, [p])
+    assert torch.equal(p.detach(), weight)
+    optimizer.state[p] = state
     state["step"] = torch.tensor(7.0)
     state.update({name: state[name].clone() for name in state})
     assert optimizer.state_dict()["state"][0]["step"] == 7
+
+
+@pytest.mark.parametrize("options", [{}, {"master_weights": "split24", "state_dtype": "8bit"}], ids=["fp32", "packed"])
+def test_what_an_interrupt_stops_is_undone(options, monkeypatch):
+    """A load before and after it has copied weights and taken over state, and a group that is not complete."""
+    p = param(64, 64, dtype=bf16)
+    optimizer = make("AdamW", [p], **options)
+    step(optimizer, [p])
+    saved = copy.deepcopy(optimizer.state_dict())
+    step(optimizer, [p])
+    before, weight = copy.deepcopy(optimizer.state_dict()), p.detach().clone()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    calls = [
+        (optimizer.store, "commit", lambda: optimizer.load_state_dict(saved)),
+        (_base, "CompiledHandle", lambda: optimizer.load_state_dict(saved)),
+        (optimizer._checks, "check_params", lambda: optimizer.add_param_group({"params": [param(3)]})),
+    ]
+    for owner, name, call in calls:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                call()
+    for key in ("master", "exp_avg"):
+        assert torch.equal(optimizer.state_dict()["state"][0][key], before["state"][0][key])
+    assert torch.equal(p.detach(), weight)
+    assert len(optimizer.param_groups) == 1
 
 
 def test_the_seed_is_saved_once_it_counts():

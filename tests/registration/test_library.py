@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
+from amp_kernels._checks import operands
 from amp_kernels._dispatch import cpu_isa, load
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.cli import doctor
@@ -51,6 +52,42 @@ def test_every_backend_bumps_versions(name, backend):
     after = [t._version for t in mutated_tensors(op, args, kwargs)]
     assert before, name
     assert all(b > a for a, b in zip(before, after, strict=True))
+
+
+#: Arguments of a sample in which two written tensors are one.
+SHARED = {
+    "unscale_": lambda a: {"grads": [a["grads"][0], a["grads"][0]]},
+    "cast_": lambda a: {"destinations": [a["destinations"][0]] * 2, "sources": [a["sources"][0]] * 2},
+    "adamw_": lambda a: {"moments": [a["moments"][0]] * len(a["moments"])},
+    "update_scale_": lambda a: {"hysteresis_tracker": a["growth_tracker"]},
+}
+
+
+@pytest.mark.parametrize("namespace", ["amp_kernels", "amp_kernels_emulated"])
+@pytest.mark.parametrize("name", MUTATING)
+def test_raw_ops_refuse_to_write_one_place_twice(namespace, name):
+    """Whichever backend serves them: blocks of a kernel would race, and the reference would write one after the other."""
+    op = REGISTRY[name]
+    names = [argument.name for argument in op.schema.arguments]
+    args, kwargs = next(iter(op.samples("cpu")))
+    call = {**dict(zip(names, args, strict=False)), **kwargs}
+    written = {n: v if isinstance(v, torch.Tensor) else v[0] for _, n in op.mutated if (v := call.get(n)) is not None}
+    first, tensor = next(iter(written.items()))
+    twice = torch.zeros(2, 3, dtype=tensor.dtype)[:1].expand(2, 3) if tensor.dtype.is_floating_point else tensor
+    changes = [({first: twice if isinstance(call[first], torch.Tensor) else [twice, *call[first][1:]]}, "so elements")]
+    changes += [(SHARED[name](call), "and")] if name in SHARED else []
+    for change, text in changes:
+        spoiled = {**call, **change}
+        before = [t._version for t in mutated_tensors(op, (), spoiled)]
+        with pytest.raises(ValueError, match=rf"{name}: .* {text} .*share memory; accepted: (a tensor|tensors)"):
+            getattr(getattr(torch.ops, namespace), name)(**spoiled)
+        assert [t._version for t in mutated_tensors(op, (), spoiled)] == before
+
+
+@pytest.mark.parametrize("strides", [(3, 1), (1, 4), (2, 3), (1, 1), (0, 1), (5, 2), (3, 5), (4, 2), (12, 0)])
+def test_what_shares_memory_with_itself(strides):
+    places = {i * strides[0] + j * strides[1] for i in range(4) for j in range(3)}
+    assert operands._overlaps_itself(torch.zeros(60).as_strided((4, 3), strides)) == (len(places) < 12)
 
 
 def test_the_ops_that_take_addresses_are_named():

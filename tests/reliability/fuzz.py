@@ -43,9 +43,9 @@ class Draw(random.Random):
     def normal(self, *shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> torch.Tensor:
         return (scale * torch.randn(shape, generator=self.generator)).to(dtype)
 
-    def placed(self, t: torch.Tensor, *, repeats: bool = True) -> torch.Tensor:
-        """These values somewhere else in memory, or with ``repeats`` at times the first row alone, with stride 0."""
-        kind = self.choice(["row", "row", "column", "step", "offset", "channels_last"] + ["expanded"] * repeats)
+    def placed(self, t: torch.Tensor) -> torch.Tensor:
+        """These values somewhere else in memory, or at times the first row alone, with stride 0."""
+        kind = self.choice(["row", "row", "column", "step", "offset", "channels_last", "expanded"])
         if kind == "column" and t.ndim > 1:
             order = self.sample(range(t.ndim), t.ndim)
             return t.permute(order).contiguous().permute(sorted(range(t.ndim), key=order.__getitem__))

@@ -3,6 +3,7 @@ before the call or as after it. The call, made once more, and the next step do w
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import tempfile
 from collections.abc import Callable
@@ -24,6 +25,12 @@ Call = Callable[[], object]
 def step(loop: Loop, folder: Path) -> Call:
     loop.backward()
     return lambda: loop.scaler.step(loop.optimizer)
+
+
+def update(loop: Loop, folder: Path) -> Call:
+    loop.backward(poison=0)
+    loop.scaler.step(loop.optimizer)
+    return loop.scaler.update
 
 
 def load_state_dict(loop: Loop, folder: Path) -> Call:
@@ -88,6 +95,7 @@ CALLS = [
     step,
     step,
     step,
+    update,
     load_state_dict,
     add_param_group,
     write_weights,
@@ -98,6 +106,7 @@ CALLS = [
     convert,
     revert,
 ]
+LINES = 6  # of a case
 #: These change several objects one by one. Made once more, they end as they would have.
 IN_PARTS = {load, convert, revert, save, write_weights}
 
@@ -114,6 +123,10 @@ class World:
 
     def state(self) -> dict:
         parts = {"model": self.loop.model.state_dict(), "optimizer": self.loop.optimizer.state_dict()}
+        counts = self.loop.scaler.state_dict()
+        parts["scaler"] = {
+            key: counts[key] for key in ("scale", "_hysteresis_tracker", "_skipped_steps", "_consecutive_skips")
+        }
         parts["modules"] = [type(module).__name__ for module in self.loop.model.modules()]
         parts["files"] = {path.name: torch.load(path, weights_only=True) for path in self.folder.glob("*.pt")}
         return dict(flat(parts))
@@ -141,37 +154,61 @@ def case(draw: Draw) -> None:
             (Path(root) / name).mkdir()
             return World(prepare, variant, taken, f"{root}/{name}")
 
-        without, twin, ours = map(world, ("without", "twin", "interrupted"))
+        without, twin = map(world, ("without", "twin"))
+        changes = rests = None  # the states after another step, with the call and without it
         before = without.state()
         assert_same(twin.state(), before)
         with InterruptAt(None) as lines:
             twin.call()
         after = twin.state()
-        line = draw.randrange(lines.count)
-        draw.note(f"before line {line} of {lines.count}")
-        try:
-            with InterruptAt(line, error):
-                ours.call()
-        except error:
-            draw.note("raised")
-        else:
-            assert_same(ours.state(), after)
+        if prepare is update:
+            assert not is_same(before, after), "a skipped step counts"
+            for i, line in enumerate(draw.sample(range(lines.count), min(lines.count, 20))):
+                draw.note(f"before line {line} of {lines.count}")
+                assert_counted_once(world(f"update {i}"), line, error, before, after)
             return
-        now = ours.state()
-        changed = is_same(now, after) and not is_same(before, after)
-        # The first step makes the state that it will change. Such a state alone changes nothing: the next step says so.
-        made = (
-            prepare is step
-            and not taken
-            and all(is_same({k: now[k]}, {k: before[k]}) for k in before if k.startswith(".model"))
-        )
-        if not (changed or made or prepare in IN_PARTS or is_same(now, before)):
-            raise AssertionError(f"between before and after: {', '.join(differences(now, before, after))}")
-        if prepare is not step and not (changed and prepare is add_param_group):
-            ours.call()
-            assert_same(ours.state(), after)
-            changed = True
-        assert_same(ours.go_on(), (twin if changed else without).go_on())
+        for i in range(LINES):
+            line = draw.choice(
+                draw.choice([*lines.files.values()])
+            )  # loops over parameters have most lines, in few files
+            draw.note(f"before line {line} of {lines.count}")
+            interrupted = world(f"interrupted {i}")
+            with contextlib.suppress(error), InterruptAt(line, error):
+                interrupted.call()
+            if assert_whole(interrupted, prepare, taken, before, after):
+                went = changes = changes or twin.go_on()
+            else:
+                went = rests = rests or without.go_on()
+            assert_same(interrupted.go_on(), went)
+
+
+def assert_whole(ours: World, prepare: Callable, taken: int, before: dict, after: dict) -> bool:
+    """All is as before the call or as after it, which is made once more then. True if it has changed something."""
+    now = ours.state()
+    changed = is_same(now, after) and not is_same(before, after)
+    # The first step makes the state that it will change. Such a state alone changes nothing: the next step says so.
+    made = (
+        prepare is step
+        and not taken
+        and all(is_same({k: now[k]}, {k: before[k]}) for k in before if k.startswith(".model"))
+    )
+    if not (changed or made or prepare in IN_PARTS or is_same(now, before)):
+        raise AssertionError(f"between before and after: {', '.join(differences(now, before, after))}")
+    if prepare is not step and not (changed and prepare is add_param_group):
+        ours.call()
+        assert_same(ours.state(), after)
+        changed = True
+    return changed
+
+
+def assert_counted_once(world: World, line: int, error: type, before: dict, after: dict) -> None:
+    """An update that was interrupted may have lost what the checks found. Once more, it counts no skip a second time."""
+    with contextlib.suppress(error), InterruptAt(line, error):
+        world.call()
+    with contextlib.suppress(AssertionError):  # nothing was checked since an update that came to its end
+        world.call()
+    now = world.state()
+    assert is_same(now, after) or is_same(now, before), f"counts {now['.scaler._skipped_steps']} skips"
 
 
 def differences(now: dict, before: dict, after: dict) -> list[str]:

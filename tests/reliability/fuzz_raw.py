@@ -21,6 +21,7 @@ from .fuzz import BAD, Draw, main
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int32, torch.int16]
 DTYPES += [torch.uint8, torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn]
 NUMBERS = [0, 1, -1, 2, 0.5, -0.25, 3, 7, 2**31, 2**40, -(2**63), 1e300, *BAD]
+OFTEN = ["unscale_", "update_scale_", "embedding_accumulate_"] * 2  # of which few samples have a flag or an option
 REFUSALS = ValueError, TypeError, RuntimeError
 
 
@@ -36,40 +37,40 @@ def drawn(draw: Draw, op: Op) -> dict:
     call = {**dict(zip(names, args, strict=False)), **kwargs}
     draw.note(op.name, {name: described(value) for name, value in call.items()})
     call = {name: map_tensors(value, lambda t: t.detach().clone()) for name, value in call.items()}
-    mutated = {name for _, name in op.mutated}
     for name in draw.choices(list(call), k=draw.choice([0, 1, 1, 1, 2, 3])):
         optional = next(a for a in op.schema.arguments if a.name == name).has_default_value()
-        call[name] = None if optional and draw.flag(0.1) else spoiled(draw, call[name], name in mutated)
+        call[name] = None if optional and draw.flag(0.1) else spoiled(draw, call[name])
         if "activation" in names:  # at infinity they have limits, where the reference, torch's, has NaN
             call[name] = map_tensors(
                 call[name], lambda t: t.nan_to_num(math.nan, math.nan, math.nan) if t.dtype in TOLERANCE else t
             )
+        if name in ("step", "steps"):  # counted by optimizers, and part of the key of random bits
+            call[name] = map_tensors(call[name], lambda t: t.nan_to_num(0.0, 0.0, 0.0) if t.dtype in TOLERANCE else t)
         draw.note(" ", name, "=", described(call[name]))
     return call
 
 
-def spoiled(draw: Draw, value: object, mutated: bool = False) -> object:
+def spoiled(draw: Draw, value: object) -> object:
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided or value.is_meta:
             return value
-        if draw.flag(0.2):  # Callers see to it that what is written has no two elements in one place.
-            return draw.placed(value, repeats=not mutated)
+        if draw.flag(0.2):
+            return draw.placed(value)
         return draw.choice([retyped, reshaped, resized, poisoned, elsewhere])(draw, value)
     if isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor):
         value, i = list(value), draw.randrange(len(value))
         kind = draw.choice(["one"] * 6 + ["shorter", "longer", "empty", "twice"])
         if kind == "one":
-            one = spoiled(draw, value[i], mutated)
+            one = spoiled(draw, value[i])
             return [*value[:i], one, *value[i + 1 :]]
         if kind == "longer" or len(value) == 1:
             return [*value, value[i].clone()]
-        return {
-            "shorter": value[:i] + value[i + 1 :],
-            "empty": [],
-            "twice": value if mutated else [*value[:-1], value[0]],
-        }[kind]
+        return {"shorter": value[:i] + value[i + 1 :], "empty": [], "twice": [*value[:-1], value[0]]}[kind]
     if isinstance(value, (list, tuple)):
-        return draw.choice([[], [*value, *value], list(value[:-1]), [spoiled(draw, each) for each in value]])
+        # Optimizers check their numbers. What steps make of infinite ones is not the same in every order of a formula.
+        numbers = [n for n in NUMBERS if -(2**31) < n < 2**31] if value and isinstance(value[0], float) else None
+        other = [float(draw.choice(numbers)) if numbers else spoiled(draw, each) for each in value]
+        return draw.choice([[], [*value, *value], list(value[:-1]), other])
     if isinstance(value, bool):
         return not value
     if isinstance(value, (int, float)):
@@ -77,7 +78,7 @@ def spoiled(draw: Draw, value: object, mutated: bool = False) -> object:
         return type(value)(number) if isinstance(value, float) or -(2**63) <= number < 2**63 else 0
     if isinstance(value, str):
         return draw.choice(["none", "gelu", "swiglu", "relu", "mean", "", "Gelu"])
-    return draw.choice([value, 0, torch.float32, torch.int32, torch.zeros(3)])
+    return draw.choice([value, 0, torch.zeros(3), *[torch.float32, torch.int32] * isinstance(value, torch.dtype)])
 
 
 def retyped(draw: Draw, t: torch.Tensor) -> torch.Tensor:
@@ -85,7 +86,9 @@ def retyped(draw: Draw, t: torch.Tensor) -> torch.Tensor:
 
 
 def reshaped(draw: Draw, t: torch.Tensor) -> torch.Tensor:
-    if t.ndim < 2:  # kernels read lists by their counts alone, where the reference wants one dimension
+    if t.dtype == torch.uint8 and t.ndim == 1:  # of moments: twice as long its codes would be read as exponents
+        return t[None]
+    if t.ndim < 2:
         return t.repeat(2)
     forms = [t[None], t.flatten(), t.unsqueeze(-1), t.repeat(2, *[1] * t.ndim), t.transpose(0, -1)]
     return draw.choice(forms + ([t[0]] if len(t) else []))
@@ -104,7 +107,7 @@ def poisoned(draw: Draw, t: torch.Tensor) -> torch.Tensor:
     if t.numel():
         at = draw.randrange(t.numel())
         numbers = (
-            [*BAD, 0.0, -0.0]
+            [*BAD, 0.0, -0.0, 1.0]  # 1: a flag
             if t.is_floating_point()
             else [0, 1, -1, -100, 5, 127, *[-(2**40), 2**40] * (t.dtype == torch.int64)]
         )
@@ -113,7 +116,8 @@ def poisoned(draw: Draw, t: torch.Tensor) -> torch.Tensor:
 
 
 def elsewhere(draw: Draw, t: torch.Tensor) -> torch.Tensor:
-    return t.to_sparse() if t.ndim and draw.flag(0.2) else t.to("meta")
+    sparse = t.ndim and t.dtype != torch.float8_e4m3fn and draw.flag(0.2)
+    return t.to_sparse() if sparse else t.to("meta")
 
 
 def map_tensors(value: object, function) -> object:
@@ -155,15 +159,18 @@ def assert_agree(actual: object, expected: object, what: str) -> None:
     for a, e in zip(tensors(actual), tensors(expected), strict=True):
         assert (a.dtype, a.shape, a.device) == (e.dtype, e.shape, e.device), what
         if not a.is_meta and a.numel():
+            # Which number that is not finite comes of infinities depends on the order of a formula; fuzz_ops.py asks what users see.
+            a, e = (t.where(e.isfinite() | t.isfinite(), math.nan) if e.dtype in TOLERANCE else t for t in (a, e))
             tolerance = TOLERANCE.get(e.dtype, 0)
+            scale = max(1.0, e.abs().nan_to_num(0.0).max().item()) if tolerance else 0.0
             torch.testing.assert_close(
-                a, e, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda text: f"{what}: {text}"
+                a, e, rtol=tolerance, atol=tolerance * scale, equal_nan=True, msg=lambda text: f"{what}: {text}"
             )
 
 
 @torch.no_grad()
 def case(draw: Draw) -> None:
-    op = REGISTRY[draw.choice(sorted(REGISTRY))]
+    op = REGISTRY[draw.choice(sorted(REGISTRY) + OFTEN)]
     before = drawn(draw, op)
     call, expected = copy.deepcopy(before), copy.deepcopy(before)
     try:
@@ -182,6 +189,12 @@ def assert_right(op: Op, call: dict, before: dict, expected: dict, result: objec
     assert_unchanged(
         *({name: value for name, value in c.items() if name not in mutated} for c in (call, before)), "changed"
     )
+    if (
+        "layout" in call
+        and not call["layout"].is_meta
+        and len({(block, slot) for block, _, slot, *_ in call["layout"].tolist()}) < len(call["layout"])
+    ):
+        return  # two parameters have one step counter
     with ak.backend("reference"):
         wanted = called(op, op, expected)
     assert_agree(result, wanted, "result")

@@ -2,6 +2,7 @@
 
 import functools
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import torch
@@ -123,12 +124,13 @@ def is_same(state, expected):
 
 class InterruptAt:
     """Raises ``error``, by default as Ctrl-C does, before the line number ``at`` that Python runs of this package; ``None`` counts only.
-    Afterwards :attr:`count` is the number of lines."""
+    Afterwards :attr:`count` is the number of lines, and :attr:`files` has the numbers of the lines of each file."""
 
     PACKAGE = str(Path(ak.__file__).parent)
 
     def __init__(self, at, error=KeyboardInterrupt):
         self.at, self.error, self.count = at, error, 0
+        self.files = defaultdict(list)
 
     def __enter__(self):
         self.before = sys.gettrace()
@@ -142,6 +144,7 @@ class InterruptAt:
         if not frame.f_code.co_filename.startswith(self.PACKAGE):
             return None
         if event == "line":
+            self.files[frame.f_code.co_filename].append(self.count)
             self.count += 1
             if self.at is not None and self.count > self.at:
                 raise self.error
