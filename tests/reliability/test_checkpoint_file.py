@@ -3,8 +3,6 @@
 import contextlib
 import errno
 import itertools
-import errno
-import itertools
 import json
 import os
 import struct
@@ -17,7 +15,6 @@ import amp_kernels as ak
 from amp_kernels.checkpoint import _file
 
 from .loop import Loop, assert_same, flat
-from .stumbles import Stumbles
 from .stumbles import Stumbles
 
 
@@ -275,78 +272,6 @@ def test_a_lack_of_memory_for_the_tensors(small, monkeypatch):
     monkeypatch.setattr(torch.UntypedStorage, "from_file", fail)
     with pytest.raises(RuntimeError, match="unable to mmap"):
         ak.checkpoint.load(small, rng=False)
-
-
-def rewritten(source, target, record, data, compression):
-    """A copy of a checkpoint, with other data in one record."""
-    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
-        for info in old.infolist():
-            wanted = info.filename.endswith(record)
-            to, kind = zipfile.ZipInfo(info.filename), compression if wanted else zipfile.ZIP_STORED
-            new.writestr(to, data(old.read(info)) if wanted else old.read(info), kind)
-
-
-@pytest.mark.parametrize(
-    ("record", "data", "compression", "reason"),
-    [
-        ("data.pkl", lambda _: b"", zipfile.ZIP_STORED, r"it is cut short or damaged \(EOFError\)"),
-        ("data.pkl", lambda _: b"\x80\x02.", zipfile.ZIP_STORED, "it is cut short or damaged"),
-        ("data.pkl", lambda _: b"\x80\x02cos\nsystem\n.", zipfile.ZIP_STORED, "it is cut short or damaged"),
-        ("manifest.json", lambda _: b"", zipfile.ZIP_STORED, "it is cut short or damaged"),
-        ("manifest.json", lambda _: b"[]", zipfile.ZIP_STORED, "it is cut short or damaged"),
-        ("manifest.json", lambda _: b'{"format": "1"}', zipfile.ZIP_STORED, "it is cut short or damaged"),
-        ("manifest.json", lambda _: b"[" * 10**5, zipfile.ZIP_STORED, "it is cut short or damaged"),
-        ("manifest.json", lambda _: b'{"format": 1, "tensors": {}}', zipfile.ZIP_STORED, "it is damaged: its records are"),
-        ("manifest.json", lambda text: text + b" " * 10**6, zipfile.ZIP_DEFLATED, "its manifest.json is compressed"),
-        ("manifest.json", lambda text: text + b" " * 2**26, zipfile.ZIP_STORED, "compressed or larger than 67108864 bytes"),
-        ("data/0", lambda data: data, zipfile.ZIP_DEFLATED, "it is damaged: its records are not the uncompressed ones"),
-    ],
-)  # fmt: skip
-def test_records_that_no_save_writes(small, tmp_path, caplog, record, data, compression, reason):
-    """With checksums that fit. A file that is inflated could take any memory."""
-    rewritten(small, tmp_path / "bad.pt", record, data, compression)
-    assert ak.checkpoint.latest(tmp_path) == small
-    assert "bad.pt is skipped: it is" in caplog.text
-    with pytest.raises(ValueError, match=rf"{reason}.*; the newest intact checkpoint in its folder is .*small\.pt"):
-        ak.checkpoint.load(tmp_path / "bad.pt")
-
-
-@pytest.mark.parametrize(
-    "error",
-    [OSError(errno.ESTALE, "Stale file handle"), PermissionError(errno.EACCES, "Permission denied"), MemoryError()]
-    + [torch.OutOfMemoryError("CPU out of memory"), KeyboardInterrupt()],
-    ids=lambda error: type(error).__name__,
-)
-@pytest.mark.parametrize("function", ["latest", "load"])
-def test_a_file_that_cannot_be_read_is_not_damaged(small, tmp_path, monkeypatch, function, error):
-    """Whichever of its reads fails. An older file in its place would be training that is lost."""
-    newest = tmp_path / "newest.pt"
-    ak.checkpoint.save(newest, extra=1)
-    call = {"latest": lambda: ak.checkpoint.latest(tmp_path), "load": lambda: ak.checkpoint.load(newest)}[function]
-    for reads in itertools.count():
-        with Stumbles(monkeypatch, newest, error, reads) as stumbles:
-            try:
-                assert call() == {"latest": newest, "load": 1}[function]
-            except type(error) as raised:
-                assert raised.args == error.args
-        if not stumbles.happened:
-            break
-    assert reads > 5
-
-
-def test_a_file_that_disappears_is_passed_over(small, tmp_path, monkeypatch):
-    ak.checkpoint.save(tmp_path / "newest.pt")
-    with Stumbles(monkeypatch, tmp_path / "newest.pt", FileNotFoundError(), 2):
-        assert ak.checkpoint.latest(tmp_path) == small
-
-
-def test_a_lack_of_memory_for_the_tensors(small, monkeypatch):
-    def fail(*args):
-        raise RuntimeError("unable to mmap 100 bytes from file <small.pt>: Cannot allocate memory (12)")
-
-    monkeypatch.setattr(torch.UntypedStorage, "from_file", fail)
-    with pytest.raises(RuntimeError, match="unable to mmap"):
-        ak.checkpoint.load(small)
 
 
 def test_files_that_are_no_checkpoints_are_refused(small, tmp_path):
