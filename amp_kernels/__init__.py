@@ -19,7 +19,6 @@ from .ops.activation import gelu, silu, swiglu
 from .ops.baddbmm import addmm, baddbmm
 from .ops.cast import cast_
 from .ops.cross_entropy import cross_entropy
-from .ops.dropout_add import dropout_add
 from .ops.embedding import embedding
 from .ops.grouped_mm import grouped_mm
 from .ops.linear import linear
@@ -30,7 +29,6 @@ from .ops.newton_schulz import newton_schulz
 from .ops.norm import layer_norm, rms_norm
 from .ops.rotary import rotary
 from .ops.routing import route
-from .ops.softmax import log_softmax, softmax
 from .ops.syrk import syrk
 from .optim import fp32_state_dict, refresh_shadows
 
@@ -54,7 +52,6 @@ __all__ = [
     "convert",
     "cross_entropy",
     "distributed",
-    "dropout_add",
     "embedding",
     "fp32_state_dict",
     "gelu",
@@ -65,7 +62,6 @@ __all__ = [
     "layer_norm",
     "linear",
     "linear_cross_entropy",
-    "log_softmax",
     "matmul",
     "mlp",
     "newton_schulz",
@@ -82,7 +78,6 @@ __all__ = [
     "route",
     "set_enabled",
     "silu",
-    "softmax",
     "swiglu",
     "syrk",
 ]

@@ -4,9 +4,25 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 # Full name of a public attribute -> its replacement
-NAMES: dict[str, str] = {}
+_SOFTMAX = "torch.softmax(x, dim, dtype=torch.float32)"
+_LOG_SOFTMAX = "torch.log_softmax(x, dim, dtype=torch.float32)"
+NAMES: dict[str, str] = {
+    "amp_kernels.dropout_add": "torch.nn.functional.dropout(x, p) + residual",
+    "amp_kernels.log_softmax": _LOG_SOFTMAX,
+    "amp_kernels.nn.LogSoftmax": _LOG_SOFTMAX,
+    "amp_kernels.nn.Softmax": _SOFTMAX,
+    "amp_kernels.nn.functional.log_softmax": _LOG_SOFTMAX,
+    "amp_kernels.nn.functional.softmax": _SOFTMAX,
+    "amp_kernels.softmax": _SOFTMAX,
+}
 # (function or class, option) -> its replacement
-OPTIONS: dict[tuple[str, str], str] = {}
+_DROPOUT = "torch.nn.functional.dropout(x, p) in front of the norm"
+OPTIONS: dict[tuple[str, str], str] = {
+    ("layer_norm", "dropout_p"): _DROPOUT,
+    ("nn.functional.layer_norm", "dropout_p"): _DROPOUT,
+    ("nn.functional.rms_norm", "dropout_p"): _DROPOUT,
+    ("rms_norm", "dropout_p"): _DROPOUT,
+}
 
 
 def attributes_of(module: str) -> Callable[[str], Any]:

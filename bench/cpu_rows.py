@@ -37,11 +37,6 @@ PAIRS: dict[str, tuple[Callable, Callable]] = {
         lambda x, weight, bias, target: F.rms_norm(x, weight.shape, weight, EPS),
         lambda x, weight, bias, target: ak.rms_norm(x, weight.shape, weight, EPS),
     ),
-    "softmax": (lambda x, weight, bias, target: F.softmax(x, -1), lambda x, weight, bias, target: ak.softmax(x, -1)),
-    "log_softmax": (
-        lambda x, weight, bias, target: F.log_softmax(x, -1),
-        lambda x, weight, bias, target: ak.log_softmax(x, -1),
-    ),
     "cross_entropy": (
         lambda x, weight, bias, target: F.cross_entropy(x, target),
         lambda x, weight, bias, target: ak.cross_entropy(x, target),

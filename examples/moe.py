@@ -18,7 +18,7 @@ class Mixture(nn.Module):
         self.down = ak.nn.GroupedLinear(experts, hidden, width, bias=True)
 
     def forward(self, x):
-        weights, chosen = self.router(x).float().softmax(-1).topk(self.top_k)
+        weights, chosen = torch.softmax(self.router(x), -1, dtype=torch.float32).topk(self.top_k)
         offs, places = ak.route(chosen, self.router.out_features)  # the host never sees them
         hidden = self.up(x, offs, gather=places)
         return x + self.down(hidden, offs, scatter=places, weights=weights).to(x.dtype)

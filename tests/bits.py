@@ -37,8 +37,6 @@ LAYERS = {
     "linear + gelu": lambda: torch.nn.Sequential(torch.nn.Linear(40, 24), torch.nn.GELU(), torch.nn.Linear(24, 8)),
     "layer_norm": lambda: torch.nn.LayerNorm(40),
     "rms_norm": lambda: torch.nn.RMSNorm(40),
-    "softmax": lambda: torch.nn.Softmax(-1),
-    "log_softmax": lambda: torch.nn.LogSoftmax(-1),
 }
 
 

@@ -17,7 +17,7 @@ def batch_invariant(enabled: bool = True, *, k_blocks: int = 1) -> contextlib._G
     on one machine, backend and dtype, these have the same bits:
 
     - **Rows.** Forward and input gradient of :func:`amp_kernels.linear`, :func:`amp_kernels.matmul`, :func:`amp_kernels.mlp`,
-      :func:`amp_kernels.addmm`, norms, softmax, activations and losses with ``reduction="none"``: alone, in company, in any
+      :func:`amp_kernels.addmm`, norms, activations and losses with ``reduction="none"``: alone, in company, in any
       order and for any number of threads. :func:`amp_kernels.linear_cross_entropy` equals
       :func:`amp_kernels.cross_entropy` of :func:`amp_kernels.linear`, for every ``chunk_size``.
     - **Splits.** With :func:`amp_kernels.nn.accumulate_fp32`, the gradients of all parameters over any split of the tokens
@@ -35,7 +35,7 @@ def batch_invariant(enabled: bool = True, *, k_blocks: int = 1) -> contextlib._G
     block that was entered last.
 
     torch.compile: a compiled function guards on the setting and is compiled once for each. Enter the block outside of
-    it; entering inside breaks the graph. The block does not cover norms, activations and softmax in a compiled function, whose
+    it; entering inside breaks the graph. The block does not cover norms and activations in a compiled function, whose
     kernels are the compiler's.
 
     Args:

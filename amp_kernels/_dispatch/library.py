@@ -319,8 +319,8 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)  # anything else needs the dispatcher
 def is_traced(x: torch.Tensor) -> bool:
     """True if AOTAutograd traces a composite op on ``x``: for torch.compile, or to decompose an exported program.
 
-    Norms, activations and softmax then decompose into torch's operations, which the compiler fuses with their neighbours.
-    Products, losses and dropout stay ops: a compiler has no product with such an epilogue, and no kernel that makes the same mask.
+    Norms and activations then decompose into torch's operations, which the compiler fuses with their neighbours.
+    Products and losses stay ops: a compiler has no product with such an epilogue.
     """
     return isinstance(x, FunctionalTensor)
 

@@ -1,5 +1,5 @@
-"""The module ``_nodes`` (csrc/autograd): ``linear``, ``matmul``, norms, softmax, cross-entropy and ``cast_`` in C++ for plain
-calls, autograd nodes included, and the loops of a cached step over its parameters.
+"""The module ``_nodes`` (csrc/autograd): ``linear``, ``matmul``, norms, cross-entropy and ``cast_`` in C++ for plain calls,
+ autograd nodes included, and the loops of a cached step over its parameters.
 
 The module is compiled against torch's C++ interface, which changes between versions, so only the torch that it was built
 for loads it. Without it the Python functions, its specification, serve every call.
@@ -30,14 +30,13 @@ _module = None
 linear: Callable[..., torch.Tensor | None]
 matmul: Callable[..., torch.Tensor | None]
 norm: Callable[..., torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None]
-softmax: Callable[..., torch.Tensor | None]
 cross_entropy: Callable[..., torch.Tensor | None]
 cast_lists: Callable[..., bool | None]
 
 
 def load_module() -> None:
     """Load the module if it was built for the torch that runs; else leave the reason with the other libraries'."""
-    global _module, linear, matmul, norm, softmax, cross_entropy, cast_lists
+    global _module, linear, matmul, norm, cross_entropy, cast_lists
     reason = _why_not(load.build_info(), torch.__version__)
     if reason is None:
         try:
@@ -50,8 +49,7 @@ def load_module() -> None:
     for name, formula in FORMULAS.items():
         _module.bind(name, formula)
     linear, matmul = _module.linear, _module.matmul
-    norm, softmax, cross_entropy = _module.norm, _module.softmax, _module.cross_entropy
-    cast_lists = _module.cast_lists
+    norm, cross_entropy, cast_lists = _module.norm, _module.cross_entropy, _module.cast_lists
     walks.take_from(_module)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._checks.lists import KERNEL_DTYPES, check_number
+from .._checks.lists import KERNEL_DTYPES
 from .._checks.operands import check_same_device, check_tensor
 
 #: Rows whose squares overflow fp32 are measured once more after multiplication by this (csrc/norm/formula.h).
@@ -26,22 +26,11 @@ def check_like(op: str, name: str, tensor: Tensor | None, shape: tuple[int, ...]
         raise ValueError(f"{op}: {name} has shape {list(tensor.shape)}; accepted: {list(shape)}")
 
 
-def check_rate(op: str, name: str, p: float) -> None:
-    check_number(op, name, p, 0, 1)
-
-
-def check_mask(op: str, seed: Tensor | None, dropout_p: float) -> None:
-    check_rate(op, "dropout_p", dropout_p)
-    check_like(op, "seed", seed, (1,), (torch.int64,))
-
-
 def check_forward(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
-    seed: Tensor | None,
-    dropout_p: float,
     out_dtype: torch.dtype,
 ) -> None:
     op = "norm_forward"
@@ -49,12 +38,9 @@ def check_forward(
     check_like(op, "weight", weight, x.shape[1:])
     check_like(op, "bias", bias, x.shape[1:])
     check_like(op, "residual", residual, x.shape)
-    check_mask(op, seed, dropout_p)
-    if seed is not None and residual is None:
-        raise ValueError(f"{op}: there is a seed, but no residual")
     if out_dtype not in KERNEL_DTYPES:
         raise TypeError(f"{op}: out_dtype is {out_dtype}; accepted: float16, bfloat16, float32")
-    check_same_device(op, x=x, weight=weight, bias=bias, residual=residual, seed=seed)
+    check_same_device(op, x=x, weight=weight, bias=bias, residual=residual)
 
 
 def check_backward(
@@ -64,9 +50,7 @@ def check_backward(
     mean: Tensor | None,
     weight: Tensor | None,
     grad_sum: Tensor | None,
-    seed: Tensor | None,
     parameters: int,
-    dropout_p: float,
     branch_dtype: torch.dtype | None,
 ) -> None:
     op = "norm_backward"
@@ -78,12 +62,9 @@ def check_backward(
     check_like(op, "mean", mean, x.shape[:1], (torch.float32,))
     if parameters not in (0, 1, 2):
         raise ValueError(f"{op}: parameters is {parameters}; accepted: 0, 1 (weight) or 2 (weight and bias)")
-    check_mask(op, seed, dropout_p)
     if branch_dtype not in (None, *KERNEL_DTYPES):
         raise TypeError(f"{op}: branch_dtype is {branch_dtype}; accepted: float16, bfloat16, float32")
-    if seed is not None and branch_dtype is None:
-        raise ValueError(f"{op}: there is a seed, but no branch_dtype")
-    check_same_device(op, grad=grad, x=x, rstd=rstd, mean=mean, weight=weight, grad_sum=grad_sum, seed=seed)
+    check_same_device(op, grad=grad, x=x, rstd=rstd, mean=mean, weight=weight, grad_sum=grad_sum)
 
 
 def statistics(x: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor]:

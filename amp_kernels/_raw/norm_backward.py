@@ -5,8 +5,8 @@ With ``n = (x - mean) * rstd`` and ``g = grad * weight``, and means over a row::
     grad_x = rstd * (g - mean(g) - n * mean(g * n)) + grad_sum
     grad_weight = sum over rows of grad * n        grad_bias = sum over rows of grad
 
-RMS norm has no mean(g). A branch that was added to a residual before the norm, optionally through dropout, gets its gradient from
-the rounded grad_x, in the same pass. The sums over rows are partial sums of strips of rows, added in order: deterministic, without
+RMS norm has no mean(g). A branch that was added to a residual before the norm gets its gradient from the rounded grad_x, in
+the same pass. The sums over rows are partial sums of strips of rows, added in order: deterministic, without
 atomics. The op is raw; ``amp_kernels.layer_norm`` and ``amp_kernels.rms_norm`` are the differentiable ones.
 """
 
@@ -19,7 +19,6 @@ import torch
 from .._checks.lists import KERNEL_DTYPES
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
-from . import dropout
 from ._norm import check_backward, statistics
 
 
@@ -35,12 +34,7 @@ def _reference(call):
         dx = dx + call.grad_sum.float()
     sums = [(dy * n).sum(0), dy.sum(0)][: call.parameters]
     dx = dx.to(x.dtype).contiguous()
-    if call.branch_dtype is None:
-        branch = dx.new_empty(0)
-    elif call.seed is None:
-        branch = dx.to(call.branch_dtype, copy=True)
-    else:
-        branch = dropout.composed(dx, call.seed, None, call.dropout_p, call.branch_dtype)
+    branch = dx.new_empty(0) if call.branch_dtype is None else dx.to(call.branch_dtype, copy=True)
     return dx, torch.stack(sums) if sums else call.rstd.new_empty(0, x.shape[1]), branch
 
 
@@ -55,14 +49,13 @@ def samples(device: str) -> Iterator[Sample]:
             yield (grad, x, rstd, mean, weight), {"parameters": 2}
             _, rstd = statistics(x.float(), 1e-5, False)
             yield (grad, x, rstd, None, weight, grad_sum), {"parameters": 1, "branch_dtype": other}
-            seed = torch.tensor([(0x9E3779B97F4A7C15 * (i + 1)) % 2**63], device=device)
-            yield (grad, x, rstd, None, weight, grad_sum, seed), {"dropout_p": 0.3, "branch_dtype": third}
+            yield (grad, x, rstd, None, weight, grad_sum), {"branch_dtype": third}
         yield (grad, x, rstd), {}
 
 
 op = define(
     "norm_backward(Tensor grad, Tensor x, Tensor rstd, Tensor? mean=None, Tensor? weight=None, Tensor? grad_sum=None, "
-    "Tensor? seed=None, *, int parameters=0, float dropout_p=0.0, ScalarType? branch_dtype=None) -> (Tensor, Tensor, Tensor)",
+    "*, int parameters=0, ScalarType? branch_dtype=None) -> (Tensor, Tensor, Tensor)",
     _reference,
     samples=samples,
     bound=True,
@@ -76,10 +69,8 @@ def norm_backward(
     mean: torch.Tensor | None = None,
     weight: torch.Tensor | None = None,
     grad_sum: torch.Tensor | None = None,
-    seed: torch.Tensor | None = None,
     *,
     parameters: int = 0,
-    dropout_p: float = 0.0,
     branch_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of :func:`norm_forward` from what it returned. Not differentiable.
@@ -90,21 +81,17 @@ def norm_backward(
         rstd, mean: fp32 ``[rows]``; without a mean the gradient is that of RMS norm.
         weight: ``[columns]``, any of these dtypes.
         grad_sum: the gradient that the sum has besides, the shape of ``x``, any of these dtypes.
-        seed, dropout_p: those of the forward, if it had dropout.
         parameters: how many sums over the rows are wanted: 0, 1 (of the weight) or 2 (and of the bias).
         branch_dtype: of the third result, fp16, bf16 or fp32; None: it is not wanted.
 
     Returns:
         ``(grad_x, grad_parameters, grad_branch)``: the first contiguous, in the dtype of ``x``, rounded once, with
         ``grad_sum`` added; the second fp32 ``[parameters, columns]``; the third, of ``branch_dtype``, is the gradient of
-        what was added to a residual: the first as it was rounded, through the dropout of the seed. Without
-        ``branch_dtype`` it has no elements.
+        what was added to a residual: the first as it was rounded. Without ``branch_dtype`` it has no elements.
 
     Raises:
         TypeError: a dtype or layout is not accepted.
-        ValueError: shapes, devices or ``parameters`` do not fit, ``dropout_p`` is out of range, or there is a seed and no
-            ``branch_dtype``.
+        ValueError: shapes, devices or ``parameters`` do not fit.
     """
-    check_backward(grad, x, rstd, mean, weight, grad_sum, seed, parameters, dropout_p, branch_dtype)
-    options = {"parameters": parameters, "dropout_p": dropout_p, "branch_dtype": branch_dtype}
-    return op(grad, x, rstd, mean, weight, grad_sum, seed, **options)
+    check_backward(grad, x, rstd, mean, weight, grad_sum, parameters, branch_dtype)
+    return op(grad, x, rstd, mean, weight, grad_sum, parameters=parameters, branch_dtype=branch_dtype)

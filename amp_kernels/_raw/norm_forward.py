@@ -1,4 +1,4 @@
-"""Layer norm and RMS norm of rows, with dropout and an addition in front: 16 bits in and out, fp32 inside.
+"""Layer norm and RMS norm of rows, with an addition in front: 16 bits in and out, fp32 inside.
 
 A row is read once: its mean and the mean square around it are taken in two passes over the row that is then on the
 chip (never as ``E[x^2] - E[x]^2``, which at a mean of 1,000 standard deviations has lost the variance), and stay fp32.
@@ -14,17 +14,13 @@ import torch
 from .._checks.lists import KERNEL_DTYPES
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
-from . import dropout
 from ._norm import check_forward, statistics
 
 
 def _reference(call):
-    check_forward(call.x, call.weight, call.bias, call.residual, call.seed, call.dropout_p, call.out_dtype)
+    check_forward(call.x, call.weight, call.bias, call.residual, call.out_dtype)
     x, residual = call.x, call.residual
-    if call.seed is not None:
-        total = dropout.composed(x, call.seed, residual, call.dropout_p, residual.dtype)
-    else:
-        total = x if residual is None else (x.float() + residual.float()).to(residual.dtype)
+    total = x if residual is None else (x.float() + residual.float()).to(residual.dtype)
     wide = total.float()
     mean, rstd = statistics(wide, call.eps, call.centred)
     y = (wide - mean[:, None]) * rstd[:, None]
@@ -47,10 +43,9 @@ def samples(device: str) -> Iterator[Sample]:
         x, weight, bias = normal(5, 40, dtype=dtype), normal(40, dtype=other), normal(40, dtype=third)
         yield (x, weight, bias), {"eps": 1e-5, "centred": True, "out_dtype": dtype}
         yield (x, weight, None, normal(5, 40, dtype=third)), {"eps": 1e-6, "centred": False, "out_dtype": other}
-        seed = torch.tensor([(0x9E3779B97F4A7C15 * (i + 1)) % 2**63], device=device)
-        options = {"eps": 1e-5, "centred": True, "out_dtype": dtype, "dropout_p": (0.1, 0.5, 0.75)[i]}
-        yield (x, weight, bias, normal(5, 40, dtype=other), seed), options
-        yield (x[:, :7], None, None, normal(5, 7, dtype=third), seed), options
+        options = {"eps": 1e-5, "centred": True, "out_dtype": dtype}
+        yield (x, weight, bias, normal(5, 40, dtype=other)), options
+        yield (x[:, :7], None, None, normal(5, 7, dtype=third)), options
         yield (x[:, :7],), {"eps": 0.1, "centred": True, "out_dtype": third}
         yield (x[:0], None, bias), {"eps": 1e-5, "centred": False, "out_dtype": dtype}
         yield (normal(3, 2100, dtype=dtype) + 8,), {"eps": 1e-5, "centred": i != 1, "out_dtype": torch.float32}
@@ -58,8 +53,8 @@ def samples(device: str) -> Iterator[Sample]:
 
 
 op = define(
-    "norm_forward(Tensor x, Tensor? weight=None, Tensor? bias=None, Tensor? residual=None, Tensor? seed=None, *, "
-    "float eps, bool centred, ScalarType out_dtype, float dropout_p=0.0) -> (Tensor, Tensor, Tensor, Tensor)",
+    "norm_forward(Tensor x, Tensor? weight=None, Tensor? bias=None, Tensor? residual=None, *, "
+    "float eps, bool centred, ScalarType out_dtype) -> (Tensor, Tensor, Tensor, Tensor)",
     _reference,
     samples=samples,
     bound=True,
@@ -71,12 +66,10 @@ def norm_forward(
     weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
-    seed: torch.Tensor | None = None,
     *,
     eps: float,
     centred: bool,
     out_dtype: torch.dtype,
-    dropout_p: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """``y = (s - mean) * rstd * weight + bias`` of the rows of ``s = x + residual``. Not differentiable.
 
@@ -88,11 +81,9 @@ def norm_forward(
         weight, bias: ``[columns]``, fp16, bf16 or fp32, each its own; ``None`` means 1 and 0.
         residual: the shape of ``x``, any of these dtypes. The sum is rounded to its dtype, and it is the rounded sum
             that is normalised, as if the addition stood in front.
-        seed: int64 ``[1]``, with a residual: ``s = dropout(x) + residual``, whose mask is that of the op ``dropout``.
         eps: added to the mean square.
         centred: layer norm; without it the mean is taken to be 0, which is RMS norm.
         out_dtype: fp16, bf16 or fp32.
-        dropout_p: the probability to be dropped, from 0 to 1.
 
     Returns:
         ``(y, sum, mean, rstd)``: ``y`` contiguous; ``sum`` in the dtype of ``residual``; ``mean`` and ``rstd`` fp32
@@ -100,9 +91,7 @@ def norm_forward(
 
     Raises:
         TypeError: a dtype or layout is not accepted.
-        ValueError: shapes or devices do not fit, a row has no elements, ``dropout_p`` is out of range, or there is a
-            seed and no residual.
+        ValueError: shapes or devices do not fit, or a row has no elements.
     """
-    check_forward(x, weight, bias, residual, seed, dropout_p, out_dtype)
-    options = {"eps": eps, "centred": centred, "out_dtype": out_dtype, "dropout_p": dropout_p}
-    return op(x, weight, bias, residual, seed, **options)
+    check_forward(x, weight, bias, residual, out_dtype)
+    return op(x, weight, bias, residual, eps=eps, centred=centred, out_dtype=out_dtype)

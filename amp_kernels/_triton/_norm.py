@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 from .._raw._norm import SHRINK
-from .dropout import dropout_word, dropout_words, dropped_out
 
 #: Columns of a piece of a row that is too long for registers.
 PIECE = 4096
@@ -30,16 +29,6 @@ def deviation(mean_square, eps, FACTOR: tl.constexpr):
     if FACTOR == 1.0:
         return tl.div_rn(1.0, tl.sqrt_rn(mean_square + eps))
     return tl.div_rn(FACTOR, tl.sqrt_rn(mean_square))
-
-
-@triton.jit
-def drop_columns(v, seed, row, begin, threshold, scale, BLOCK: tl.constexpr, GROUPS: tl.constexpr):
-    """Dropout of BLOCK columns from ``begin`` on of a row whose first is element ``row`` of the tensor. GROUPS: every row
-    is whole groups of the generator; otherwise each element calls it."""
-    first = row + begin
-    if GROUPS:
-        return dropped_out(v, dropout_words(tl.load(seed), first, BLOCK), threshold, scale)
-    return dropped_out(v, dropout_word(tl.load(seed), first + tl.arange(0, BLOCK)), threshold, scale)
 
 
 def block_of(columns: int, limit: int) -> int:

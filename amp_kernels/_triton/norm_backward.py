@@ -14,9 +14,8 @@ import triton
 import triton.language as tl
 
 from .._raw._norm import check_backward
-from .._raw.dropout import GROUP, rate
 from .._raw.norm_backward import op
-from ._norm import CHAIN, block_of, drop_columns, load_row, warps_of
+from ._norm import CHAIN, block_of, load_row, warps_of
 from ._tables import on, programs
 
 LIMIT = 8192
@@ -40,9 +39,6 @@ def _finish(
     out,
     branch,
     grad_sum,
-    seed,
-    threshold,
-    scale,
     row,
     begin,
     columns,
@@ -52,7 +48,6 @@ def _finish(
     mean_g,
     mean_gn,
     BLOCK: tl.constexpr,
-    GROUPS: tl.constexpr,
 ):
     column = begin + tl.arange(0, BLOCK)
     inside = column < columns
@@ -62,10 +57,7 @@ def _finish(
     dx = dx.to(out.dtype.element_ty)
     tl.store(out + row + column, dx, mask=inside)
     if branch is not None:
-        dx = dx.to(tl.float32)
-        if seed is not None:
-            dx = drop_columns(dx, seed, row, begin, threshold, scale, BLOCK, GROUPS)
-        tl.store(branch + row + column, dx.to(branch.dtype.element_ty), mask=inside)
+        tl.store(branch + row + column, dx.to(tl.float32).to(branch.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -82,19 +74,15 @@ def norm_backward_kernel(
     means,
     weight,
     grad_sum,
-    seed,
     out,
     branch,
     slots,  # [programs, PARAMETERS, columns]
     rows,
     columns,
     strip,  # rows of a program
-    threshold,
-    scale,
     PARAMETERS: tl.constexpr,
     WHOLE: tl.constexpr,  # a row is one block
     BLOCK: tl.constexpr,
-    GROUPS: tl.constexpr,  # a row is whole groups of the dropout's generator
 ):
     program = tl.program_id(0)
     count = tl.cast(columns, tl.float32)
@@ -120,8 +108,7 @@ def norm_backward_kernel(
             if means is not None:
                 mean_g = tl.div_rn(tl.sum(g, 0), count)
             _finish(
-                out, branch, grad_sum, seed, threshold, scale, row, 0, columns,
-                n, g, rstd, mean_g, mean_gn, BLOCK, GROUPS,
+                out, branch, grad_sum, row, 0, columns, n, g, rstd, mean_g, mean_gn, BLOCK,
             )  # fmt: skip
         else:
             sum_g = tl.zeros([BLOCK], tl.float32)
@@ -149,8 +136,7 @@ def norm_backward_kernel(
                 inside = column < columns
                 dy, n, g = _piece(grad, x, weight, row, column, inside, mean, rstd)
                 _finish(
-                    out, branch, grad_sum, seed, threshold, scale, row, begin, columns,
-                    n, g, rstd, mean_g, mean_gn, BLOCK, GROUPS,
+                    out, branch, grad_sum, row, begin, columns, n, g, rstd, mean_g, mean_gn, BLOCK,
                 )  # fmt: skip
             tl.debug_barrier()  # the next row may find its slot written by other threads
     if WHOLE:
@@ -163,7 +149,7 @@ def norm_backward_kernel(
 
 @op.bound
 def norm_backward(call: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    options = (call.seed, call.parameters, call.dropout_p, call.branch_dtype)
+    options = (call.parameters, call.branch_dtype)
     tensors = (call.grad, call.x, call.rstd, call.mean, call.weight, call.grad_sum)
     check_backward(*tensors, *options)
     strips = max(programs(call.x.device, PROGRAMS_PER_SM), triton.cdiv(call.x.shape[0], MOST_ROWS))
@@ -171,7 +157,7 @@ def norm_backward(call: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def _run(
-    grad, x, rstd, mean, weight, grad_sum, seed, parameters: int, dropout_p: float, branch_dtype, strips: int
+    grad, x, rstd, mean, weight, grad_sum, parameters: int, branch_dtype, strips: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The rows in at most ``strips`` strips."""
     rows, columns = x.shape
@@ -192,19 +178,16 @@ def _run(
             mean,
             weight,
             grad_sum,
-            seed,
             out,
             branch,
             slots,
             rows,
             columns,
             strip,
-            *rate(dropout_p),
             PARAMETERS=parameters,
             WHOLE=columns <= block,
             BLOCK=block,
-            GROUPS=columns % GROUP == 0,
-            num_warps=warps_of(block if seed is None else 2 * block),  # the generator's words are in registers, too
+            num_warps=warps_of(block),
             enable_fp_fusion=False,
         )
     return out, slots.sum(0), of_branch

@@ -13,24 +13,21 @@ import triton
 import triton.language as tl
 
 from .._raw._norm import check_forward
-from .._raw.dropout import GROUP, rate
 from .._raw.norm_forward import op
-from ._norm import CHAIN, INFINITY, SMALLER, block_of, deviation, drop_columns, load_row, warps_of
+from ._norm import CHAIN, INFINITY, SMALLER, block_of, deviation, load_row, warps_of
 from ._tables import on
 
 LIMIT = 16384
 
 
 @triton.jit
-def _piece(x, residual, total, seed, threshold, scale, row, begin, columns, BLOCK: tl.constexpr, GROUPS: tl.constexpr):
+def _piece(x, residual, total, row, begin, columns, BLOCK: tl.constexpr):
     """Columns of the row that is normalised; writes those of the sum."""
     column = begin + tl.arange(0, BLOCK)
     inside = column < columns
     at = row + column
     v = load_row(x, at, inside)
     if residual is not None:
-        if seed is not None:
-            v = drop_columns(v, seed, row, begin, threshold, scale, BLOCK, GROUPS)
         v = (v + load_row(residual, at, inside)).to(residual.dtype.element_ty)
         tl.store(total + at, v, mask=inside)
         v = v.to(tl.float32)
@@ -90,19 +87,15 @@ def norm_forward_kernel(
     weight,
     bias,
     residual,
-    seed,
     y,
     total,
     means,
     rstds,
     columns,
     eps,
-    threshold,
-    scale,
     CENTRED: tl.constexpr,
     WHOLE: tl.constexpr,  # the row is one block
     BLOCK: tl.constexpr,
-    GROUPS: tl.constexpr,  # a row is whole groups of the dropout's generator
 ):
     index = tl.program_id(0)
     row = index.to(tl.int64) * columns
@@ -111,7 +104,7 @@ def norm_forward_kernel(
     if WHOLE:
         column = tl.arange(0, BLOCK)
         inside = column < columns
-        v = _piece(x, residual, total, seed, threshold, scale, row, 0, columns, BLOCK, GROUPS)
+        v = _piece(x, residual, total, row, 0, columns, BLOCK)
         mean, rstd, square = _statistics(v, inside, count, eps, 1.0, CENTRED)
         if (square != square) | (square == INFINITY):
             mean, rstd, square = _statistics(v, inside, count, eps, SMALLER, CENTRED)
@@ -120,7 +113,7 @@ def norm_forward_kernel(
         source = x
         if residual is not None:
             for begin in range(0, columns, BLOCK):
-                _piece(x, residual, total, seed, threshold, scale, row, begin, columns, BLOCK, GROUPS)
+                _piece(x, residual, total, row, begin, columns, BLOCK)
             tl.debug_barrier()  # other threads may read what one has written
             source = total
         mean, rstd, square = _statistics_of_pieces(source, row, columns, count, eps, 1.0, CENTRED, BLOCK)
@@ -137,7 +130,7 @@ def norm_forward_kernel(
 
 @op.bound
 def norm_forward(call: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    check_forward(call.x, call.weight, call.bias, call.residual, call.seed, call.dropout_p, call.out_dtype)
+    check_forward(call.x, call.weight, call.bias, call.residual, call.out_dtype)
     inputs = (call.x, call.weight, call.bias, call.residual)
     x, weight, bias, residual = (t if t is None else t.contiguous() for t in inputs)
     rows, columns = x.shape
@@ -153,18 +146,15 @@ def norm_forward(call: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, t
                 weight,
                 bias,
                 residual,
-                call.seed,
                 y,
                 total,
                 mean,
                 rstd,
                 columns,
                 call.eps,
-                *rate(call.dropout_p),
                 CENTRED=call.centred,
                 WHOLE=columns <= block,
                 BLOCK=block,
-                GROUPS=columns % GROUP == 0,
                 num_warps=warps_of(block),
                 enable_fp_fusion=False,
             )

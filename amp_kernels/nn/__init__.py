@@ -30,7 +30,6 @@ from .main_grad import accumulate_fp32
 from .mlp import MLP
 from .norm import LayerNorm, RMSNorm
 from .override_matmul import override_matmul
-from .softmax import LogSoftmax, Softmax
 from .to_half import to_half
 
 __getattr__ = _attributes_of(__name__)
@@ -43,9 +42,7 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "LinearCrossEntropyLoss",
-    "LogSoftmax",
     "RMSNorm",
-    "Softmax",
     "accumulate_fp32",
     "convert",
     "functional",

@@ -4,8 +4,8 @@ Examples:
     Replace ``import torch.nn.functional as F`` for the functions that exist here:
 
     >>> from amp_kernels.nn import functional as F
-    >>> F.softmax(torch.zeros(2, dtype=torch.bfloat16), dim=-1)
-    tensor([0.5000, 0.5000], dtype=torch.bfloat16)
+    >>> F.layer_norm(torch.tensor([1.0, 3.0], dtype=torch.bfloat16), [2])
+    tensor([-1.,  1.], dtype=torch.bfloat16)
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ import torch
 from torch import Tensor
 
 from .. import _functional as F
+from .._removed import attributes_of as _attributes_of
 from ..ops import activation as _activation
 from ..ops import cross_entropy as _cross_entropy
 from ..ops import linear as _linear
 from ..ops import linear_cross_entropy as _linear_cross_entropy
 from ..ops import norm as _norm
-from ..ops import softmax as _softmax
 from ..ops.activation import gelu
 from ..ops.embedding import embedding
+
+__getattr__ = _attributes_of(__name__)
 
 __all__ = [
     "cross_entropy",
@@ -33,16 +35,9 @@ __all__ = [
     "layer_norm",
     "linear",
     "linear_cross_entropy",
-    "log_softmax",
     "rms_norm",
     "silu",
-    "softmax",
 ]
-
-
-def _dimension(input: Tensor, dim: int | None) -> int:
-    """torch's default dimension, with its warning: the first of 0-, 1- and 3-dimensional inputs, else the second."""
-    return dim if dim is not None else torch.nn.functional._get_softmax_dim("softmax", input.dim(), 4)
 
 
 def cross_entropy(
@@ -82,7 +77,6 @@ def layer_norm(
     eps: float = 1e-5,
     *,
     residual: Tensor,
-    dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]: ...
 def layer_norm(
     input: Tensor,
@@ -113,7 +107,6 @@ def rms_norm(
     eps: float | None = None,
     *,
     residual: Tensor,
-    dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]: ...
 def rms_norm(
     input: Tensor,
@@ -129,18 +122,6 @@ def rms_norm(
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None) -> Tensor:
     """torch.nn.functional.linear with :func:`amp_kernels.linear`, which also has an ``activation``."""
     return _linear.linear(input, weight, bias, activation=activation)
-
-
-def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
-    """torch.nn.functional.softmax with :func:`amp_kernels.softmax`."""
-    return _softmax.softmax(input, _dimension(input, dim), dtype=dtype)
-
-
-def log_softmax(
-    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
-) -> Tensor:
-    """torch.nn.functional.log_softmax with :func:`amp_kernels.log_softmax`."""
-    return _softmax.log_softmax(input, _dimension(input, dim), dtype=dtype)
 
 
 def linear_cross_entropy(

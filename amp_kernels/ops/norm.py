@@ -7,7 +7,7 @@ Under autocast the result has autocast's dtype, computed in fp32 from any input 
 the next layer gets 16 bits, without a cast and without an fp32 copy of an activation. torch's own rule returns fp32 there, and for
 rms_norm it depends on torch's version.
 
-Compilers see torch's norm in fp32 instead, unless there is dropout, and fuse it with the additions around it.
+Compilers see torch's norm in fp32 instead and fuse it with the additions around it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -27,40 +27,38 @@ from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import Sample, define, is_traced
 from .._dispatch.samples import Normal
-from .._raw import dropout, norm_backward, norm_forward
-from .._raw._norm import check_like, check_rate
+from .._raw import norm_backward, norm_forward
+from .._raw._norm import check_like
+from .._removed import refuse
 from .._sharding.dtensor import by_rows, is_dtensor
 from . import _main_grad
 from ._autograd import needs_gradient, under_transform
 from ._linear import gradient_dtype
 from ._tensors import aligned, cast, is_strided, reshaped
-from .dropout_add import Dropout
 
 
 class _Norm(torch.autograd.Function):
     """The autograd node of a norm. Returns ``(y, sum)``; the sum is ``None`` without a residual."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, residual, seed, dimensions, eps, centred, out_dtype, dropout_p):
+    def forward(ctx, x, weight, bias, residual, dimensions, eps, centred, out_dtype):
         ctx.set_materialize_grads(False)
-        y, total, mean, rstd = _forward(x, weight, bias, residual, seed, dimensions, eps, centred, out_dtype, dropout_p)
-        ctx.options, ctx.dropout_p = (dimensions, eps, centred), dropout_p
+        y, total, mean, rstd = _forward(x, weight, bias, residual, dimensions, eps, centred, out_dtype)
+        ctx.options = dimensions, eps, centred
         ctx.batch_invariant = is_batch_invariant()
         if ctx.batch_invariant:
             _main_grad.prepare(weight, bias)
         ctx.dtypes = [None if t is None else gradient_dtype(t) for t in (x, weight, bias, residual)]
-        ctx.save_for_backward(x if total is None else total, weight, bias, mean if centred else None, rstd, seed)
+        ctx.save_for_backward(x if total is None else total, weight, bias, mean if centred else None, rstd)
         return y, total
 
     @staticmethod
     def backward(ctx, *grads):
-        *saved, seed = ctx.saved_tensors
         needs = ctx.needs_input_grad[:4]
-        gradients = _gradients(grads, saved, needs, ctx.options, ctx.dtypes, seed, ctx.dropout_p, ctx)
-        return *gradients, *(None,) * 6
+        return *_gradients(grads, ctx.saved_tensors, needs, ctx.options, ctx.dtypes, ctx), *(None,) * 4
 
 
-def _gradients(grads, saved, needs, options, dtypes, seed=None, dropout_p=0.0, ctx=None) -> tuple[Tensor | None, ...]:
+def _gradients(grads, saved, needs, options, dtypes, ctx=None) -> tuple[Tensor | None, ...]:
     """The gradients of x, weight, bias and residual, in ``dtypes``; ``grads`` and ``saved`` as in :class:`_Norm`, whose node is ``ctx``."""
     grad, grad_sum = grads
     x, weight, bias, mean, rstd = saved
@@ -70,19 +68,15 @@ def _gradients(grads, saved, needs, options, dtypes, seed=None, dropout_p=0.0, c
     elif torch.is_grad_enabled():
         found = *_differentiable_backward(options, x, weight, bias, grad, grad_sum), None
     else:
-        branch = seed, dropout_p, dtypes[0] if needs[0] else None
+        branch_dtype = dtypes[0] if needs[0] else None
         if batch_invariant:
             grad, grad_sum = aligned(grad), aligned(grad_sum)
         in_kernel = (needs[0], False, False, needs[3]) if batch_invariant else needs
-        found = _backward(options[0], x, weight, mean, rstd, grad, grad_sum, in_kernel, branch)
+        found = _backward(options[0], x, weight, mean, rstd, grad, grad_sum, in_kernel, branch_dtype)
         if batch_invariant:
             found = found[0], *_parameter_gradients(ctx, x, weight, bias, mean, rstd, grad), found[3]
     of_x, of_weight, of_bias, of_branch = found
-    if of_branch is None:
-        of_branch = of_x
-        if seed is not None and needs[0] and of_x is not None:
-            of_branch = Dropout.apply(of_x, None, seed, dropout_p, dtypes[0])
-    results = zip((of_branch, of_weight, of_bias, of_x), dtypes, needs, strict=True)
+    results = zip((of_x if of_branch is None else of_branch, of_weight, of_bias, of_x), dtypes, needs, strict=True)
     return tuple(cast(t, dtype) if needed and t is not None else None for t, dtype, needed in results)
 
 
@@ -102,30 +96,25 @@ def _parameter_gradients(ctx, x, weight, bias, mean, rstd, grad) -> Iterator[Ten
         position += parameter is not None
 
 
-def _forward(
-    x, weight, bias, residual, seed, dimensions, eps, centred, out_dtype, dropout_p
-) -> tuple[Tensor | None, ...]:
+def _forward(x, weight, bias, residual, dimensions, eps, centred, out_dtype) -> tuple[Tensor | None, ...]:
     columns = math.prod(x.shape[-dimensions:])
     y, total, mean, rstd = norm_forward.op(
         x.reshape(-1, columns),
         *(t if t is None else t.reshape(columns) for t in (weight, bias)),
         None if residual is None else residual.reshape(-1, columns),
-        seed,
         eps=eps,
         centred=centred,
         out_dtype=out_dtype,
-        dropout_p=dropout_p,
     )
     return reshaped(y, x.shape), None if residual is None else reshaped(total, x.shape), mean, rstd
 
 
-def _backward(dimensions, x, weight, mean, rstd, grad, grad_sum, needs, branch) -> tuple[Tensor | None, ...]:
+def _backward(dimensions, x, weight, mean, rstd, grad, grad_sum, needs, branch_dtype) -> tuple[Tensor | None, ...]:
     """The gradients of the sum, of weight and bias, and of the branch if it differs from the sum's."""
     columns = math.prod(x.shape[-dimensions:])
     _, needs_weight, needs_bias, _ = needs
-    seed, dropout_p, branch_dtype = branch
-    if branch_dtype not in KERNEL_DTYPES or (seed is None and branch_dtype == x.dtype):
-        seed, dropout_p, branch_dtype = None, 0.0, None
+    if branch_dtype not in KERNEL_DTYPES or branch_dtype == x.dtype:
+        branch_dtype = None
     grad_x, sums, of_branch = norm_backward.op(
         grad.reshape(-1, columns),
         x.reshape(-1, columns),
@@ -133,9 +122,7 @@ def _backward(dimensions, x, weight, mean, rstd, grad, grad_sum, needs, branch) 
         mean,
         weight if weight is None else weight.reshape(columns),
         grad_sum if grad_sum is None else grad_sum.reshape(-1, columns),
-        seed,
         parameters=2 if needs_bias else 1 if needs_weight else 0,
-        dropout_p=dropout_p,
         branch_dtype=branch_dtype,
     )
     shape = None if weight is None else weight.shape
@@ -162,7 +149,7 @@ def _differentiable_backward(options, x, weight, bias, grad, grad_sum) -> tuple[
     """The same through operations that autograd can differentiate again."""
     dimensions, eps, centred = options
     inputs = [t if t is None or t.requires_grad else t.detach().requires_grad_() for t in (x, weight, bias)]
-    y = _composed(inputs[0], x.shape[-dimensions:], *inputs[1:], None, None, eps, centred, grad.dtype, 0.0)[0]
+    y = _composed(inputs[0], x.shape[-dimensions:], *inputs[1:], None, eps, centred, grad.dtype)[0]
     wanted = [t for t in inputs if t is not None]
     found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True, allow_unused=True))
     grads = [None if t is None else next(found) for t in inputs]
@@ -171,14 +158,11 @@ def _differentiable_backward(options, x, weight, bias, grad, grad_sum) -> tuple[
     return tuple(grads)
 
 
-def _composed(x, shape, weight, bias, residual, seed, eps, centred, out_dtype, dropout_p) -> list[Tensor]:
+def _composed(x, shape, weight, bias, residual, eps, centred, out_dtype) -> list[Tensor]:
     """The op in torch's own operations."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     with torch._C._DisableAutocast():
-        if seed is not None:
-            total = dropout.composed(x, seed, residual, dropout_p, residual.dtype)
-        else:
-            total = x if residual is None else (x.to(wide) + residual.to(wide)).to(residual.dtype)
+        total = x if residual is None else (x.to(wide) + residual.to(wide)).to(residual.dtype)
         weight, bias = (t if t is None else t.to(wide) for t in (weight, bias))
         if centred:
             y = F.layer_norm(total.to(wide), shape, weight, bias, eps)
@@ -194,23 +178,20 @@ def _norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
-    seed: Tensor | None = None,
     *,
     eps: float,
     centred: bool,
-    dropout_p: float = 0.0,
     compute_dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
     shape = tuple(normalized_shape)
     _check("layer_norm" if centred else "rms_norm", x, shape, weight, bias, residual)
     own_dtype = x.dtype if residual is None else residual.dtype
     out_dtype = compute_dtype if compute_dtype is not None and x.dtype != torch.float64 else own_dtype
-    fused = is_traced(x) and seed is None  # the raw ops make the mask of a seed
-    if x.dtype == torch.float64 or x.numel() == 0 or under_transform() or fused:
-        return _composed(x, shape, weight, bias, residual, seed, eps, centred, out_dtype, dropout_p)
+    if x.dtype == torch.float64 or x.numel() == 0 or under_transform() or is_traced(x):
+        return _composed(x, shape, weight, bias, residual, eps, centred, out_dtype)
     if is_batch_invariant():
         x, residual = aligned(x), aligned(residual)
-    arguments = x, weight, bias, residual, seed, len(shape), eps, centred, out_dtype, dropout_p
+    arguments = x, weight, bias, residual, len(shape), eps, centred, out_dtype
     y, total = autocast.apply(_Norm, *arguments) if needs_gradient(*arguments[:4]) else _forward(*arguments)[:2]
     return [y] if total is None else [y, total]
 
@@ -240,13 +221,11 @@ def samples(device: str) -> Iterator[Sample]:
         weight, residual = normal(8, dtype=torch.float32), normal(4, 8, dtype=torch.float32)
         yield (x, [8], weight), {"eps": 1e-5, "centred": False}
         yield (x, [8], weight, None, residual), {"eps": 1e-5, "centred": True, "compute_dtype": dtype}
-    seed = torch.tensor([1234567890123456789], device=device)
-    yield (x, [8], weight, None, residual, seed), {"eps": 1e-5, "centred": False, "dropout_p": 0.5}
 
 
 op = define(
     "norm(Tensor x, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, Tensor? residual=None, "
-    "Tensor? seed=None, *, float eps, bool centred, float dropout_p=0.0, ScalarType? compute_dtype=None) -> Tensor[]",
+    "*, float eps, bool centred, ScalarType? compute_dtype=None) -> Tensor[]",
     _norm,
     samples=samples,
     composite=True,
@@ -254,8 +233,8 @@ op = define(
 autocast.lower_precision(op)
 
 
-def _call(x, residual, weight, bias, normalized_shape, eps: float, centred: bool, dropout_p: float):
-    if dropout_p == 0.0 and nodes.may_serve():
+def _call(x, residual, weight, bias, normalized_shape, eps: float, centred: bool):
+    if nodes.may_serve():
         found = nodes.norm(x, normalized_shape, weight, bias, eps, centred, residual)
         if found is not None:
             return found
@@ -265,21 +244,15 @@ def _call(x, residual, weight, bias, normalized_shape, eps: float, centred: bool
     shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
     if residual is None and not is_strided(x):
         return F.layer_norm(x, shape, weight, bias, eps) if centred else F.rms_norm(x, shape, weight, eps)
-    seed = None
-    if dropout_p != 0.0:
-        check_rate(name, "dropout_p", dropout_p)
-        if residual is None:
-            raise ValueError(f"{name}: dropout_p is {dropout_p}; accepted without a residual: 0.0")
-        seed = dropout.draw_seed(name, x)
-    options = {"eps": eps, "centred": centred, "dropout_p": dropout_p}
+    options = {"eps": eps, "centred": centred}
     if autocast.eager(*(t for t in (x, weight, bias, residual) if t is not None)):
         dtype = autocast.dtype_on(x.device.type)
-        results = _norm(x, shape, weight, bias, residual, seed, compute_dtype=dtype, **options)
+        results = _norm(x, shape, weight, bias, residual, compute_dtype=dtype, **options)
     elif is_dtensor(x):
         norm = partial(_call, normalized_shape=shape, **options)
         return by_rows(name, norm, range(-len(shape), 0), (x, residual), (weight, bias))
     else:
-        results = op(x, shape, weight, bias, residual, seed, **options)
+        results = op(x, shape, weight, bias, residual, **options)
     return results[0] if residual is None else (results[0], results[1])
 
 
@@ -302,7 +275,6 @@ def layer_norm(
     eps: float = 1e-5,
     *,
     residual: Tensor,
-    dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]: ...
 def layer_norm(
     x: Tensor,
@@ -312,7 +284,7 @@ def layer_norm(
     eps: float = 1e-5,
     *,
     residual: Tensor | None = None,
-    dropout_p: float = 0.0,
+    **removed: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """torch.nn.functional.layer_norm, computed in fp32 whatever the dtypes are, with an addition in front.
 
@@ -325,7 +297,6 @@ def layer_norm(
         weight, bias: of shape ``normalized_shape``, or ``None``.
         eps: added to the variance.
         residual: a tensor of the shape of ``x``, never written to. The sum is rounded to its dtype and normalised.
-        dropout_p: with a residual, ``s = dropout(x) + residual``, as :func:`dropout_add` makes it; 0 outside training.
 
     Returns:
         ``y``, or with ``residual`` the pair ``(y, s)``: ``s`` in the dtype of ``residual``. ``y`` has the dtype of
@@ -333,11 +304,11 @@ def layer_norm(
 
     The dtypes of ``x``, ``weight``, ``bias`` and ``residual`` are fp16, bf16 and fp32 in any mix, each gets its
     gradient in its own; float64 runs torch's own norm. Gradients of weight and bias are fp32 sums in a fixed order.
-    Saved for backward: ``s``, two fp32 numbers a row, and the seed of the dropout. A nested ``x`` without a residual runs torch's own norm.
+    Saved for backward: ``s``, and two fp32 numbers a row. A nested ``x`` without a residual runs torch's own norm.
 
     Raises:
         TypeError: a dtype or layout is not accepted.
-        ValueError: shapes or devices do not fit, or ``dropout_p`` is out of range or without a residual.
+        ValueError: shapes or devices do not fit.
 
     Examples:
         >>> ak.layer_norm(torch.tensor([[1.0, 3.0]]), 2, eps=0.0)
@@ -347,7 +318,8 @@ def layer_norm(
         >>> torch.equal(total, x + residual)
         True
     """
-    return _call(x, residual, weight, bias, normalized_shape, eps, True, dropout_p)
+    refuse("layer_norm", removed)
+    return _call(x, residual, weight, bias, normalized_shape, eps, True)
 
 
 @overload
@@ -367,7 +339,6 @@ def rms_norm(
     eps: float | None = None,
     *,
     residual: Tensor,
-    dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]: ...
 def rms_norm(
     x: Tensor,
@@ -376,7 +347,7 @@ def rms_norm(
     eps: float | None = None,
     *,
     residual: Tensor | None = None,
-    dropout_p: float = 0.0,
+    **removed: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """torch.nn.functional.rms_norm, computed in fp32 whatever the dtypes are, with an addition in front.
 
@@ -394,6 +365,7 @@ def rms_norm(
         >>> ak.rms_norm(x, 4, weight=torch.tensor([1.0, 1.0, 1.0, 10.0]))
         tensor([[ 1., -1.,  1., 10.]], dtype=torch.float16)
     """
+    refuse("rms_norm", removed)
     if eps is None:
         eps = torch.finfo(torch.float64 if getattr(x, "dtype", None) == torch.float64 else torch.float32).eps
-    return _call(x, residual, weight, None, normalized_shape, eps, False, dropout_p)
+    return _call(x, residual, weight, None, normalized_shape, eps, False)

@@ -134,10 +134,6 @@ FUNCTIONS: dict[str, dict[str, tuple[str, str, Callable]]] = {
         ),
         "quack": ("quack", "rmsnorm", lambda f: lambda x, weight: f(x, weight, eps=NORM_EPS)),
     },
-    "softmax": {
-        "liger": ("liger_kernel.ops.softmax", "LigerSoftmaxFunction", lambda f: f.apply),
-        "quack": ("quack.softmax", "softmax", lambda f: f),
-    },
     "cross_entropy": {
         "apex": ("apex.contrib.xentropy", "SoftmaxCrossEntropyLoss", _mean_of_rows),
         "quack": ("quack.cross_entropy", "cross_entropy", lambda f: f),

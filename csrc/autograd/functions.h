@@ -13,8 +13,6 @@ FastCall linear;
 FastCall matmul;
 /// norm(x, shape, weight, bias, eps, centred, residual): the norm, or with a residual the pair of the norm and the sum.
 FastCall norm;
-/// softmax(x, dim, log)
-FastCall softmax;
 /// cross_entropy(logits, target, ignore_index, reduction, label_smoothing, z_loss)
 FastCall cross_entropy;
 /// cast_lists(destinations, sources): True if it has cast.

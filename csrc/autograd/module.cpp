@@ -39,7 +39,6 @@ PyMethodDef methods[] = {
     fast("linear", linear),
     fast("matmul", matmul),
     fast("norm", norm),
-    fast("softmax", softmax),
     fast("cross_entropy", cross_entropy),
     fast("cast_lists", cast_lists),
     fast("remember_tensors", remember_tensors),

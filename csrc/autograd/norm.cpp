@@ -90,8 +90,7 @@ struct NormNode : FormulaNode {
                          .branch_type = type_of(branch),
                          .rows = rows,
                          .columns = static_cast<int>(columns),
-                         .parameters = parameters,
-                         .mask = {}},
+                         .parameters = parameters},
                         nullptr);
     round_to_gradient(sums.data(), grad_weight);
     round_to_gradient(sums.data() + columns, grad_bias);
@@ -140,8 +139,7 @@ std::pair<Tensor, Tensor> run(const Norm& n, at::IntArrayRef shape) {
                         .y_type = dtype_of(type),
                         .rows = rows,
                         .columns = static_cast<int>(columns),
-                        .eps = static_cast<float>(n.eps),
-                        .mask = {}},
+                        .eps = static_cast<float>(n.eps)},
                        nullptr);
   }
   if (!recorded) return {y, sum};

@@ -1,6 +1,6 @@
 // A plain call is one that the kernels serve directly: eager, on dense tensors of no subclass, with no mode, transform,
-// tracer or backend of the user's choice between it and the kernels. Norms, softmax, cross-entropy and casts must be on
-// the CPU; products (linear.cpp) may also be on a GPU that the CUDA kernels serve. This header says which calls are
+// tracer or backend of the user's choice between it and the kernels. Norms, cross-entropy and casts must be on the CPU;
+// products (linear.cpp) may also be on a GPU that the CUDA kernels serve. This header says which calls are
 // plain, and holds what the functions share.
 #pragma once
 
@@ -126,10 +126,8 @@ struct Function {
   PyObject* backward = nullptr;  // the formula; lives as long as the interpreter
 };
 inline Function linear_function{"linear", "_LinearBackward"}, matmul_function{"matmul", "MatmulBackward"},
-    norm_function{"norm", "_NormBackward"}, softmax_function{"softmax", "_SoftmaxBackward"},
-    cross_entropy_function{"cross_entropy", "_CrossEntropyBackward"};
-inline Function* const functions[] = {&linear_function, &matmul_function, &norm_function, &softmax_function,
-                                      &cross_entropy_function};
+    norm_function{"norm", "_NormBackward"}, cross_entropy_function{"cross_entropy", "_CrossEntropyBackward"};
+inline Function* const functions[] = {&linear_function, &matmul_function, &norm_function, &cross_entropy_function};
 
 inline bool is_tensor(PyObject* object) { return THPVariable_CheckExact(object); }
 inline bool is_tensor_or_none(PyObject* object) { return object == Py_None || is_tensor(object); }

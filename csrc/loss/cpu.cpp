@@ -11,7 +11,7 @@
 #include "base/cpu/row_tiles.h"
 #include "base/cpu/tile.h"
 #include "loss/call.h"
-#include "softmax/cpu_exp_sums.h"
+#include "loss/cpu_exp_sums.h"
 
 namespace ak {
 namespace {

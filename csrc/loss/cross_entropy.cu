@@ -4,7 +4,7 @@
 // exponentials; at 4 bytes an element and 3 TB/s the special function unit, 16 a cycle and SM, is a third idle, while
 // the polynomial of base/ would be the limit.
 //
-// Plan, as for softmax. Aligned rows of up to 8,192 classes are read once into the registers of a team, a warp or 4 or
+// Plan. Aligned rows of up to 8,192 classes are read once into the registers of a team, a warp or 4 or
 // 16; an element then needs one exponential. cp.async prefetches the next rows: 16 to 64 KB an SM in flight for 16-bit
 // rows of 128 classes and more, where 4.25 TB/s of reads and writes need some 13 KB of reads in flight.
 //
@@ -27,12 +27,12 @@
 
 #include <cmath>
 
-#include "base/row_pieces.cuh"
 #include "base/row_ring.cuh"
 #include "device/block.cuh"
 #include "device/dependent_launch.cuh"
 #include "device/launch.cuh"
-#include "softmax/exp_sum.cuh"
+#include "loss/exp_sum.cuh"
+#include "loss/row_pieces.cuh"
 
 namespace ak {
 namespace {
@@ -113,23 +113,23 @@ cross_entropy_rows_kernel(AK_PARAM(CrossEntropyRows) p, AK_PARAM(PieceShape) sha
     pieces.for_each_piece(false, [&](int begin) {
       if (!counted) return;
       if (pieces.has(column - begin)) target_logit = pieces.value(column - begin, 0, p.type);
-      const float first_base = softmax_base(running.largest);
+      const float first_base = finite_base(running.largest);
       RunningMean of_piece;
       with_row_dtype(p.type, [&]<class T>(T) {
         pieces.for_each_batch([&](auto batch) {
           pieces.template read<T>(v, 0, batch);
-          const float before = softmax_base(running.largest);
+          const float before = finite_base(running.largest);
           running.add<batch.kCount>([&](int j) { return v[j]; });
           if (!spread) return;
           read_coefficients(batch, begin);
-          const float base = softmax_base(running.largest);
+          const float base = finite_base(running.largest);
           of_piece.move(before, base);
           AK_UNROLL
           for (int j = 0; j < batch.kCount; j++) of_piece.add(c[j], v[j] - base);
         });
       });
       if (!spread) return;
-      mean.move(first_base, softmax_base(running.largest));
+      mean.move(first_base, finite_base(running.largest));
       mean.add(of_piece);
     });
     const float factor = p.grad != nullptr ? load(p.factor + row * p.factor_stride) : 0.0f;
@@ -138,7 +138,7 @@ cross_entropy_rows_kernel(AK_PARAM(CrossEntropyRows) p, AK_PARAM(PieceShape) sha
       sums.largest = pieces.reduce(running.largest, max_number);
       sums.sum_exp = pieces.sum(running.relative_to(sums.largest));
       if (spread) {
-        mean.move(softmax_base(running.largest), sums.largest);
+        mean.move(finite_base(running.largest), sums.largest);
         sums.total = pieces.sum(mean.total);
         sums.moved = pieces.sum(mean.moved);
       }

@@ -9,7 +9,7 @@
 // by the rounding of that addition. lse, which does grow with m, enters through the z-loss alone.
 #pragma once
 
-#include "softmax/formula.h"
+#include "loss/exponential.h"
 
 namespace ak {
 

@@ -23,8 +23,8 @@
 // them: a block takes a strip of columns and every n-th row, with four rows in flight a thread, 48 KB an SM in 16 bits.
 // It reads both matrices again, 4 bytes an element.
 //
-// The branch's gradient is the stored one, optionally through dropout whose mask is recomputed, in the branch's dtype:
-// 2 bytes an element written, where a kernel of its own would read 4 and write 2.
+// The branch's gradient is the stored one in the branch's dtype: 2 bytes an element written, where a kernel of its own
+// would read 4 and write 2.
 //
 // Traps: no atomics, whose order would change the bits from run to run. A block without a row has no slot, so the grid
 // is never larger than the number of rows. The blocks of a cluster have the same rows, so that each waits for as many
@@ -36,7 +36,6 @@
 #include "base/row_ring.cuh"
 #include "device/dependent_launch.cuh"
 #include "device/launch.cuh"
-#include "dropout/row.cuh"
 #include "gemm/column_sums.h"
 #include "norm/formula.h"
 
@@ -75,14 +74,6 @@ AK_DEVICE void store_sums(const NormBackward& p, const RowRing<Team, kMatrices>&
     const int of_bias_too = i >= ring.columns() ? p.columns - ring.columns() : 0;
     store(slot + of_bias_too + i, sum);
   }
-}
-
-/// Stores the gradient of the branch, given the stored gradient.
-template <int kThreads, int kVec, int kColumns>
-AK_DEVICE void store_branch(float (&values)[kColumns], const NormBackward& p, int64_t at, int left) {
-  if (p.branch == nullptr) return;
-  drop_row<kThreads, kVec>(values, p.mask, at, left);
-  store_row<kThreads, kVec>(values, p.branch, p.branch_type, at, left);
 }
 
 template <class Team>
@@ -138,7 +129,7 @@ AK_DEVICE void norm_backward_rows(const NormBackward& p, int teams) {
     ring.refill(row);
     const int64_t at = row * p.columns + ring.begin();
     store_row<kThreads, kRingVec>(g, p.out, p.x_type, at, ring.columns());
-    store_branch<kThreads, kRingVec>(g, p, at, ring.columns());
+    if (p.branch != nullptr) store_row<kThreads, kRingVec>(g, p.branch, p.branch_type, at, ring.columns());
   }
   ring.finish();
   float* slot = p.slots + static_cast<int64_t>(ring.group()) * p.parameters * p.columns + ring.begin();
@@ -295,7 +286,7 @@ norm_backward_kernel(AK_PARAM(NormBackward) p) {
         for (int j = 0; j < kHeld; j++) g[j] += n[j];
       }
       store_row<kThreads, kVec>(g, p.out, p.x_type, at + begin, p.columns - begin);
-      store_branch<kThreads, kVec>(g, p, at + begin, p.columns - begin);
+      if (p.branch != nullptr) store_row<kThreads, kVec>(g, p.branch, p.branch_type, at + begin, p.columns - begin);
     }
   }
   if constexpr (kWhole) {

@@ -4,15 +4,14 @@
 
 #include "base/dtype.h"
 #include "device/status.h"
-#include "dropout/formula.h"
 
 namespace ak {
 
 inline constexpr int64_t kMaxColumns = int64_t{1} << 30;
 
-/// y = norm(s) * weight + bias of the rows of s = x, or s = x + residual, or with a seed in `mask`
-/// s = dropout(x) + residual. x, residual, sum and y are dense, [rows, columns], fp16, bf16 or fp32; `sum` receives s
-/// in the type of residual. weight, bias, residual and sum may be null; without mean it is RMS norm.
+/// y = norm(s) * weight + bias of the rows of s = x or s = x + residual. x, residual, sum and y are dense, [rows,
+/// columns], fp16, bf16 or fp32; `sum` receives s in the type of residual. weight, bias, residual and sum may be null;
+/// without mean it is RMS norm.
 struct NormForward {
   const void *x, *residual, *weight, *bias;
   void *sum, *y;
@@ -21,14 +20,13 @@ struct NormForward {
   int64_t rows;
   int columns;  // at most kMaxColumns
   float eps;
-  DropoutMask mask;
 };
 
 Status norm_forward(const NormForward& call, Stream stream);
 
 /// grad, x (the sum if there was a residual), grad_sum and out are dense, [rows, columns]; out, the gradient of x, has
 /// its type. mean, weight, grad_sum and branch may be null. `branch` receives the gradient of what was added to the
-/// residual: `out` as rounded, through the dropout of `mask` if that has a seed.
+/// residual: `out` as rounded.
 struct NormBackward {
   const void *grad, *x, *weight, *grad_sum;
   const float *mean, *rstd;
@@ -39,7 +37,6 @@ struct NormBackward {
   int64_t rows;
   int columns;
   int parameters;  // 0, 1 (weight) or 2 (weight and bias)
-  DropoutMask mask;
 };
 
 /// Floats of scratch on the current device; the CPU needs none.

@@ -12,7 +12,6 @@
 #include "base/cpu/column_sums.h"
 #include "base/cpu/row_sums.h"
 #include "base/cpu/tile.h"
-#include "dropout/cpu_span.h"
 #include "norm/call.h"
 #include "norm/formula.h"
 
@@ -101,11 +100,7 @@ AK_SIMD_CLONES void gradient_span(const float* x, const float* grad, const float
 void store_branch(const NormBackward& p, int64_t at, int64_t n, float* buffer) {
   const float* values = load_tile(static_cast<const void*>(p.out), p.x_type, at, n, buffer);
   float* const result = p.branch_type == DType::kFloat32 ? static_cast<float*>(p.branch) + at : buffer;
-  if (p.mask.seed) {
-    drop_span(values, at, n, static_cast<uint64_t>(*p.mask.seed), p.mask.rate, nullptr, result);
-  } else if (result != values) {
-    std::copy_n(values, n, result);
-  }
+  if (result != values) std::copy_n(values, n, result);
   store_tile(result, p.branch, p.branch_type, at, n);
 }
 

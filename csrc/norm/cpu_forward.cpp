@@ -13,7 +13,6 @@
 #include "base/cpu/row_sums.h"
 #include "base/cpu/row_tiles.h"
 #include "base/cpu/tile.h"
-#include "dropout/cpu_span.h"
 #include "norm/call.h"
 #include "norm/formula.h"
 
@@ -170,11 +169,7 @@ void add_tile(const NormForward& call, int64_t at, int64_t n) {
   const float* const x = load_tile(call.x, call.x_type, at, n, x_tile);
   const float* const addend = load_tile(call.residual, call.residual_type, at, n, sum_tile);
   float* const sum = call.residual_type == DType::kFloat32 ? static_cast<float*>(call.sum) + at : sum_tile;
-  if (call.mask.seed) {
-    drop_span(x, at, n, static_cast<uint64_t>(*call.mask.seed), call.mask.rate, addend, sum);
-  } else {
-    add_spans(x, addend, sum, n);
-  }
+  add_spans(x, addend, sum, n);
   store_tile(sum, call.sum, call.residual_type, at, n);
 }
 

@@ -1,4 +1,4 @@
-// norm_forward: y = (s - mean) * rstd * weight + bias of the rows of s = x + residual, or dropout(x) + residual.
+// norm_forward: y = (s - mean) * rstd * weight + bias of the rows of s = x or s = x + residual.
 //
 // Work: reads x (and residual), writes y (and s): 4 bytes and some 10 instructions an element in 16 bits, so memory
 // bandwidth is the limit.
@@ -31,9 +31,6 @@
 // a copy, three quarters where reads pause, unless L2 is the limit, which serves 4 more bytes an element for 16-bit
 // weight and bias: 6.4 TB/s at a copy's rate.
 //
-// Dropout is a uniform branch after the read of x: a vector takes the generator's 4 words, 26 more instructions an
-// element and as many bytes in flight. Unaligned rows draw one word a call.
-//
 // Traps: lanes beyond the end of a row must not enter the mean square, since their distance from the mean is not 0. The
 // rounded sum is normalized, because backward finds that one in memory.
 #include "norm/call.h"
@@ -43,7 +40,6 @@
 #include "base/row_ring.cuh"
 #include "device/dependent_launch.cuh"
 #include "device/launch.cuh"
-#include "dropout/row.cuh"
 #include "norm/formula.h"
 
 namespace ak {
@@ -113,7 +109,6 @@ norm_forward_ring_kernel(AK_PARAM(NormForward) p, int teams) {
     ring.wait();
     ring.read(v, 0);
     if (kAdds && p.residual != nullptr) {
-      drop_row<kThreads, kRingVec>(v, p.mask, at, p.columns);
       ring.add(v, 1);
       store_row<kThreads, kRingVec>(v, p.sum, p.residual_type, at, p.columns);
     }
@@ -164,8 +159,6 @@ AK_DEVICE Packed<P, kRingVec> parameters(const P* data, int column, float value)
 template <class Ring>
 AK_DEVICE void add_residual(const NormForward& p, const Ring& ring, int64_t at) {
   constexpr int kReads = 2;  // vectors in flight a thread
-  const bool drops = p.mask.seed != nullptr;
-  const uint64_t seed = drops ? static_cast<uint64_t>(load(p.mask.seed)) : 0;
   with_row_dtype(p.x_type, [&]<class X>(X) {
     with_row_dtype(p.residual_type, [&]<class R>(R) {
       R* sum = static_cast<R*>(p.sum) + at;
@@ -173,9 +166,7 @@ AK_DEVICE void add_residual(const NormForward& p, const Ring& ring, int64_t at) 
         AK_UNROLL
         for (int k = 0; k < kVectors; k++) {
           const int first = column + k * Ring::kStep;
-          auto v = ring.template vector<X>(0, first);
-          const auto added = ring.template vector<R>(1, first);
-          if (drops) drop_vector<kRingVec>(v.data, seed, p.mask.rate, static_cast<uint64_t>(at) + first);
+          const auto v = ring.template vector<X>(0, first), added = ring.template vector<R>(1, first);
           Vec<R, kRingVec> result;
           AK_UNROLL
           for (int j = 0; j < kRingVec; j++) result[j] = round_to<R>(v[j] + added[j]);
@@ -280,7 +271,6 @@ norm_forward_kernel(AK_PARAM(NormForward) p) {
       if (p.residual == nullptr) return;
       RowValues added;
       load_row<kThreads, kVec>(added, p.residual, p.residual_type, at + begin, left);
-      drop_row<kThreads, kVec>(v, p.mask, at + begin, left);
       AK_UNROLL
       for (int j = 0; j < kHeld; j++) v[j] += added[j];
       store_row<kThreads, kVec>(v, p.sum, p.residual_type, at + begin, left);

@@ -41,26 +41,16 @@ std::optional<Tensor> per_row(const char* op, ArgName name, const std::optional<
 
 DType type_of(const std::optional<Tensor>& t) { return t ? dtype_of(t->scalar_type()) : DType::kFloat32; }
 
-// Dropout in front of the addition.
-DropoutMask mask_of(OpCall& call, const std::optional<Tensor>& seed, double p) {
-  AK_CHECK(p >= 0.0 && p <= 1.0, call.op(), ": dropout_p must be from 0 to 1; got ", p);
-  if (seed) check_one_element(call.op(), {"seed"}, *seed, ScalarType::Long);
-  return {call.read<int64_t>({"seed"}, seed), dropout_rate(p)};
-}
-
 std::tuple<Tensor, Tensor, Tensor, Tensor> run_norm_forward(const Tensor& x_in, const std::optional<Tensor> weight_in,
                                                             const std::optional<Tensor> bias_in,
-                                                            const std::optional<Tensor> residual_in,
-                                                            const std::optional<Tensor> seed, const double eps,
-                                                            const bool centred, const ScalarType out_dtype,
-                                                            const double dropout_p) {
+                                                            const std::optional<Tensor> residual_in, const double eps,
+                                                            const bool centred, const ScalarType out_dtype) {
   constexpr const char* op = "norm_forward";
   OpCall call(op, {"x"}, x_in);
   const int columns = check_rows(op, x_in);
   const Tensor x = torch::stable::contiguous(x_in);
   const auto weight = per_column(op, {"weight"}, weight_in, x), bias = per_column(op, {"bias"}, bias_in, x),
              residual = like_x(op, {"residual"}, residual_in, x);
-  AK_CHECK(!seed || residual, op, ": seed needs a residual");
   check_dtype(op, {"out_dtype"}, out_dtype, kNarrowDtypes);
   const int64_t rows = x.size(0);
   const Tensor y = call.empty({"y"}, x.sizes(), out_dtype);
@@ -83,16 +73,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> run_norm_forward(const Tensor& x_in, 
                       .y_type = dtype_of(out_dtype),
                       .rows = rows,
                       .columns = columns,
-                      .eps = static_cast<float>(eps),
-                      .mask = mask_of(call, seed, dropout_p)};
+                      .eps = static_cast<float>(eps)};
   call.launch(norm_forward, p);
   return {y, sum, mean, rstd};
 }
 
-std::tuple<Tensor, Tensor, Tensor> run_norm_backward(
-    const Tensor& grad_in, const Tensor& x_in, const Tensor& rstd_in, const std::optional<Tensor> mean_in,
-    const std::optional<Tensor> weight_in, const std::optional<Tensor> grad_sum_in, const std::optional<Tensor> seed,
-    const int64_t parameters, const double dropout_p, const std::optional<ScalarType> branch_dtype) {
+std::tuple<Tensor, Tensor, Tensor> run_norm_backward(const Tensor& grad_in, const Tensor& x_in, const Tensor& rstd_in,
+                                                     const std::optional<Tensor> mean_in,
+                                                     const std::optional<Tensor> weight_in,
+                                                     const std::optional<Tensor> grad_sum_in, const int64_t parameters,
+                                                     const std::optional<ScalarType> branch_dtype) {
   constexpr const char* op = "norm_backward";
   OpCall call(op, {"grad"}, grad_in);
   const int columns = check_rows(op, x_in);
@@ -100,7 +90,6 @@ std::tuple<Tensor, Tensor, Tensor> run_norm_backward(
   const auto grad = like_x(op, {"grad"}, grad_in, x), grad_sum = like_x(op, {"grad_sum"}, grad_sum_in, x),
              weight = per_column(op, {"weight"}, weight_in, x), rstd = per_row(op, {"rstd"}, rstd_in, x),
              mean = per_row(op, {"mean"}, mean_in, x);
-  AK_CHECK(!seed || branch_dtype, op, ": seed needs a branch_dtype");
   if (branch_dtype) check_dtype(op, {"branch_dtype"}, *branch_dtype, kNarrowDtypes);
   AK_CHECK(parameters >= 0 && parameters <= 2, op, ": parameters must be 0, 1 or 2; got ", parameters);
   const int64_t rows = x.size(0);
@@ -128,8 +117,7 @@ std::tuple<Tensor, Tensor, Tensor> run_norm_backward(
                        .branch_type = dtype_of(branch.scalar_type()),
                        .rows = rows,
                        .columns = columns,
-                       .parameters = wanted,
-                       .mask = mask_of(call, seed, dropout_p)};
+                       .parameters = wanted};
   call.launch(norm_backward, p);
   return {out, sums, branch};
 }

@@ -45,9 +45,9 @@ BUDGETS = {
     "per_tensor_finish_kernel": Budget(registers=64, shared=0, why="one warp a tensor, nothing to gain"),
     "cross_entropy_rows_kernel": Budget(registers=64, shared=0, whole_sectors=True,
         opcodes={"LDGSTS.E.BYPASS.128": 3 * 6, "STG.E.128": 3 * 6, "MUFU.EX2": 3 * 58},
-        why="softmax_rows_kernel's: 3 sizes of blocks, 1,024 threads an SM; words of the logits and of probabilities, "
-            "before the loop and in both walks; for each dtype words of gradients, and of what rows without a loss "
-            "have; two walks of one exponential a logit, eight at a time"),
+        why="3 sizes of blocks, 1,024 threads an SM; the bytes in flight are in shared memory: words of the logits and of "
+            "probabilities, before the loop and in both walks; for each dtype words of gradients, and of what rows "
+            "without a loss have; two walks of one exponential a logit, eight at a time"),
     "cross_entropy_rows_ring_kernel": Budget(registers=168, shared=0, whole_sectors=True,
         opcodes={"LDGSTS": 2 * 2 * RING_COPIES, "MUFU.EX2": TEAM_COLUMNS},
         why="up to 32 columns of the row, of the coefficients and of the weights; the rows' bytes are in flight to "
@@ -76,21 +76,6 @@ BUDGETS = {
         why="bandwidth: two pieces of 8 columns of x, and of y, in flight; 4 blocks of 256 share an SM"),
     "combine_rows_kernel": Budget(registers=64, shared=0, blocks=4,
         why="bandwidth: 8 columns of four rows in flight; 4 blocks of 256 share an SM"),
-    "softmax_rows_ring_kernel": Budget(registers=128, shared=0, whole_sectors=True,
-        opcodes={"LDGSTS": 2 * RING_COPIES, "MUFU.EX2": TEAM_COLUMNS},
-        why="up to 32 columns of the row and of its mask; 16 warps an SM; the rows' bytes are in flight to shared "
-            "memory; one exponential an element"),
-    "softmax_rows_backward_ring_kernel": Budget(registers=128, shared=0, whole_sectors=True,
-        opcodes={"LDGSTS": 2 * 2 * RING_COPIES, "MUFU.EX2": TEAM_COLUMNS},
-        why="up to 32 columns of two rows and of the mask; 16 warps an SM; the rows' bytes are in flight to shared "
-            "memory"),
-    "softmax_rows_kernel": Budget(registers=64, shared=0, whole_sectors=True,
-        opcodes={"LDGSTS.E.BYPASS.128": 3 * 6, "STG.E.128": 3, "MUFU.EX2": 3 * 21},
-        why="3 sizes of blocks, 1,024 threads an SM; the bytes in flight are in shared memory: words of a row and of "
-            "its mask, before the loop and in both walks, and words of results"),
-    "softmax_rows_backward_kernel": Budget(registers=64, shared=0, whole_sectors=True,
-        opcodes={"LDGSTS.E.BYPASS.128": 3 * 9, "STG.E.128": 3, "MUFU.EX2": 3 * 9},
-        why="3 sizes of blocks, 1,024 threads an SM; words of two rows and of the mask"),
     "update_scale_kernel": Budget(registers=64, shared=0, why="one warp, nothing to gain"),
     "update_kernel<AdamW, false>": Budget(registers=128, shared=0, blocks=2, wide_loads=7 * 7, in_flight=112, ways=7,
         why="7 ways to keep a weight, each loading two words of the gradient and of each moment and one or two of the "
@@ -167,8 +152,6 @@ BUDGETS = {
         why="2 types; two rows of two operands on their way to a thread; 4 blocks of 256 share an SM"),
     "swiglu_backward_kernel": Budget(registers=64, shared=0, blocks=4, wide_loads=3 * 3 + 2, in_flight=32,
         whole_sectors=True, why="3 types, two also with gradients in fp32" + ELEMENTWISE),
-    "dropout_kernel": Budget(registers=64, shared=0, blocks=8, wide_loads=2 * (2 + 1), in_flight=16, whole_sectors=True,
-        why="x and residual of 3 types" + ELEMENTWISE),
     "rotary_turn_kernel": Budget(registers=128, shared=0, blocks=2, wide_loads=2 * (4 + 4), in_flight=64,
         whole_sectors=True,
         why="two vectors of two heads of 16 bits or of fp32, beside the cosines, sines and weights of 16 columns"),

@@ -134,7 +134,7 @@ def test_a_part_built_in_place_leaves_the_others(tmp_path):
     (package / "_build_info.json").write_text(json.dumps(record))
     for library in ("libamp_kernels_cpu.so", "_nodes.x.so", "libamp_kernels_emulated.so"):
         (package / library).touch()
-    os.utime(copy / "csrc" / "softmax" / "cpu.cpp", (2e9, 2e9))  # newer than the library of CPU kernels
+    os.utime(copy / "csrc" / "loss" / "cpu.cpp", (2e9, 2e9))  # newer than the library of CPU kernels
     libraries = build_host()[1]["libraries"]
     assert {part for part, entry in libraries.items() if entry["built"]} == {"nodes"}
     assert libraries["cpu"]["reason"] == "left out by AMP_KERNELS_PARTS=host"

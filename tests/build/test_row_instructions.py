@@ -78,14 +78,6 @@ RINGS = {
     "norm_backward, of a stream of fp32": Ring(
         "norm/backward", "norm_backward_ring", 8, 3, (BF16, FP32, True), 10, 16, 28, 0.8
     ),
-    "softmax": Ring("softmax/rows", "softmax_rows_ring", 16, 3, (BF16, BF16, False), 2, 4, 19, 0.9),
-    "log_softmax": Ring("softmax/rows", "softmax_rows_ring", 16, 3, (BF16, BF16, True), 2, 4, 20, 0.9),
-    "softmax's gradient": Ring(
-        "softmax/rows", "softmax_rows_backward_ring", 16, 3, (BF16, BF16, False), 4, 6, 17.5, 0.9
-    ),
-    "log_softmax's gradient": Ring(
-        "softmax/rows", "softmax_rows_backward_ring", 16, 3, (BF16, BF16, True), 4, 6, 20.5, 0.9
-    ),
 }
 
 
@@ -141,7 +133,7 @@ def norm(dtype: int, has: int, rows: int) -> bytes:
     bias, residual = has & BIAS, has & RESIDUAL
     # x, residual, weight, bias, sum, y, mean, rstd
     tensors = pointers(1, residual, 1, bias, residual, 1, has & MEAN, 1)
-    return bank(THREADS, struct.pack("<8Q5B3xqifQIfi", *tensors, *[dtype] * 5, rows, COLUMNS, 1e-5, 0, 0, 1.0, 1))
+    return bank(THREADS, struct.pack("<8Q5B3xqifi", *tensors, *[dtype] * 5, rows, COLUMNS, 1e-5, 1))
 
 
 def cross_entropy(dtype: int, gradient: bool, smoothing: float, rows: int) -> bytes:
@@ -158,7 +150,7 @@ def ring_of_norm_forward(x: int, y: int, adds: bool, rows: int) -> bytes:
     """NormForward with weight, bias and, of fp32, a residual; one team."""
     tensors = pointers(1, adds, 1, 1, adds, 1, 1, 1)
     types = x, FP32, FP32, FP32, y
-    return bank(32, struct.pack("<8Q5B3xqifQIfi", *tensors, *types, rows, WIDTH, 1e-5, 0, 0, 1.0, 1))
+    return bank(32, struct.pack("<8Q5B3xqifi", *tensors, *types, rows, WIDTH, 1e-5, 1))
 
 
 def ring_of_norm_backward(
@@ -169,7 +161,7 @@ def ring_of_norm_backward(
     # grad, x, weight, grad_sum, mean, rstd, out, branch, slots, sums
     tensors = pointers(1, 1, 1, branches, 1, 1, 1, branches, 1, 1)
     types = grad, x, FP32, FP32, grad
-    problem = struct.pack("<10Q5B3xqiiQIfi", *tensors, *types, rows, columns, 2, 0, 0, 1.0, 1)
+    problem = struct.pack("<10Q5B3xqiii", *tensors, *types, rows, columns, 2, 1)
     return bank(threads, problem, blocks)
 
 
@@ -180,24 +172,9 @@ def gradient_with_sums(dtype: int, activation: int, rows: int) -> bytes:
     return bank(lanes * teams, problem + struct.pack("<2Q3i4xq", *pointers(1, 1), 1, lanes, teams, 1))
 
 
-NO_MASK = struct.pack("<Q2q3qB7x", 0, 1, 1, 0, 0, 0, 0)
-
-
-def ring_of_softmax_rows(x: int, y: int, log: bool, rows: int) -> bytes:
-    head = struct.pack("<3Q", *pointers(1, 1, log))
-    return bank(32, head + NO_MASK + struct.pack("<BB6xqiB3xi", x, y, rows, WIDTH, 0, 1))
-
-
-def ring_of_softmax_rows_backward(grad: int, of: int, log: bool, rows: int) -> bytes:
-    head = struct.pack("<3Q", *pointers(1, 1, log))
-    return bank(32, head + NO_MASK + struct.pack("<Q3B5xqi4xi", *pointers(1), grad, of, grad, rows, WIDTH, 1))
-
-
 ARGUMENTS = {
     "norm_forward_ring": ring_of_norm_forward,
     "norm_backward_ring": ring_of_norm_backward,
-    "softmax_rows_ring": ring_of_softmax_rows,
-    "softmax_rows_backward_ring": ring_of_softmax_rows_backward,
 }
 
 

@@ -17,8 +17,6 @@ FUNCTIONS = {
     "layer_norm with a residual": lambda x, w, b: sum(ak.layer_norm(x, 8, w, b, residual=x)),
     "rms_norm": lambda x, w, b: ak.rms_norm(x, [8], w) + b,
     "layer_norm of frozen weights": lambda x, w, b: ak.layer_norm(x, 8, w.detach(), b.detach()) * w + b,
-    "softmax": lambda x, w, b: ak.softmax(x, -1) * w + b,
-    "log_softmax": lambda x, w, b: ak.log_softmax(x, 2) * w + b,
     "gelu": lambda x, w, b: ak.gelu(x) * w + b,
     "silu": lambda x, w, b: ak.nn.functional.silu(x) * w + b,
 }
@@ -110,20 +108,13 @@ def check_sequence_parallel():
     torch.testing.assert_close(whole(split(ids)), expected, rtol=0, atol=0)
     with pytest.raises(TypeError, match=r"logits is a DTensor.*vocab_parallel_cross_entropy"):
         ak.cross_entropy(placed(torch.zeros(2, 4), [Shard(0)]), torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(ValueError, match="input is a DTensor and there is a mask"):
-        ak.softmax(placed(x, [Shard(0)]), -1, mask=x > 0)
     with pytest.raises(
         TypeError, match=r"layer_norm: a tensor of shape \[8\] is plain among DTensors; accepted: DTensors"
     ):
         ak.layer_norm(placed(x, [Shard(0)]), 8, torch.ones(8))
-    replicated = placed(x, [Replicate()])
-    with pytest.raises(TypeError, match="dropout_add: dropout of a DTensor; accepted: plain tensors"):
-        ak.dropout_add(replicated, replicated)
     heads = placed(torch.zeros(1, 2, 3, 4), [Shard(1)])
     with pytest.raises(TypeError, match="rotary: q is a DTensor; accepted: plain tensors"):
         ak.rotary(heads, heads, torch.ones(3, 4), torch.ones(3, 4))
-    with pytest.raises(TypeError, match="rms_norm: dropout of a DTensor"):
-        ak.rms_norm(replicated, 8, residual=replicated, dropout_p=0.1)
 
 
 def test_modules_under_sequence_parallel_and_what_is_refused(ranks):

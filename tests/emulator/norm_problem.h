@@ -35,22 +35,7 @@ struct Options {
   int sms = 1;
   int shared = 232448;    // bytes a block may have: room for so many teams, or for none
   bool branches = false;  // backward: the gradient of the branch is wanted
-  double p = -1;          // of dropout on x, or of the branch's gradient; none where it is negative
 };
-
-constexpr int64_t kSeed = 0x7edcba9876543210;
-
-/// Element i after dropout.
-inline float dropped(float x, size_t i, double p) {
-  const uint32_t word = philox4x32_10({{static_cast<uint32_t>(i / 4), 0, 0, 0}}, kSeed).word[i % 4];
-  const float scale = p < 1 ? static_cast<float>(1 / (1 - p)) : 0.0f;
-  return (word >> 8) >= p * 0x1p24 ? x * scale : 0.0f;
-}
-
-inline DropoutMask mask_of(emu::Buffer<int64_t>& seed, const Options& o) {
-  if (o.p < 0) return {};
-  return {seed.data(), dropout_rate(o.p)};
-}
 
 // A launch that walks rows in pieces at a size that the emulator can bear.
 template <class Problem, class Kernel>
@@ -71,8 +56,6 @@ std::string forward(int rows, int columns, const Options& o = {}) {
   emu::Buffer<B> bias("bias", columns);
   emu::Buffer<Y> y("y", n);
   emu::Buffer<float> mean("mean", rows), rstd("rstd", rows);
-  emu::Buffer<int64_t> seed("seed", 1, 0);
-  seed.set(0, kSeed);
   for (size_t i = 0; i < n; i++) {
     x.set(i, round_to<X>(static_cast<float>((draw() + o.mean) * o.scale)));
     residual.set(i, round_to<R>(draw()));
@@ -93,8 +76,7 @@ std::string forward(int rows, int columns, const Options& o = {}) {
                       kType<Y>,
                       rows,
                       columns,
-                      0x1p-10f,
-                      mask_of(seed, o)};
+                      0x1p-10f};
   const std::string error = !o.forced ? message_of(norm_forward(p, nullptr))
                             : columns % 8 == 0 && o.offset == 0
                                 ? in_pieces(norm_forward_kernel<32, kRowVec, false>, p, 2)
@@ -106,7 +88,7 @@ std::string forward(int rows, int columns, const Options& o = {}) {
     const size_t at = static_cast<size_t>(r) * columns;
     double total = 0, squares = 0;
     for (int c = 0; c < columns; c++) {
-      const float v = o.p < 0 ? to_float(x[at + c]) : dropped(to_float(x[at + c]), at + c, o.p);
+      const float v = to_float(x[at + c]);
       sums[at + c] = o.added ? to_float(round_to<R>(v + to_float(residual[at + c]))) : v;
       total += sums[at + c];
     }
@@ -145,8 +127,6 @@ std::string backward(int rows, int columns, const Options& o = {}) {
   emu::Buffer<W> weight("weight", columns);
   emu::Buffer<float> mean("mean", rows), rstd("rstd", rows);
   emu::Buffer<Branch> branch("branch", n);
-  emu::Buffer<int64_t> seed("seed", 1, 0);
-  seed.set(0, kSeed);
   const int grid = 3;
   const int64_t shares = std::min(rows, 3);
   const int64_t size = o.forced ? shares * columns * o.parameters : norm_backward_slots(rows, columns, o.parameters);
@@ -176,8 +156,7 @@ std::string backward(int rows, int columns, const Options& o = {}) {
                        kType<Branch>,
                        rows,
                        columns,
-                       o.parameters,
-                       mask_of(seed, o)};
+                       o.parameters};
   std::string error;
   if (o.shared_rows) {
     int64_t clusters = 0;
@@ -221,8 +200,7 @@ std::string backward(int rows, int columns, const Options& o = {}) {
     if (sums[i] != totals[i]) return emu::format("sums[%d] is %.9g, expected %.9g", i, sums[i], totals[i]);
   if (const std::string wrong = differs("out", out, outs, 1000); !wrong.empty() || !o.branches) return wrong;
   for (size_t i = 0; i < n; i++) {
-    const float value = o.p < 0 ? to_float(out[i]) : dropped(to_float(out[i]), i, o.p);
-    if (bits_of(to_float(branch[i])) != bits_of(to_float(round_to<Branch>(value))))
+    if (bits_of(to_float(branch[i])) != bits_of(to_float(round_to<Branch>(to_float(out[i])))))
       return emu::format("branch[%zu] is %.9g, out is %.9g", i, to_float(branch[i]), to_float(out[i]));
   }
   return branch.check_written();

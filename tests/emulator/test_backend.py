@@ -35,7 +35,6 @@ OTHER_BITS = [
             "norm_",
             "rotary_",
             "cross_entropy",
-            "softmax",
             "spread_rows",
             "embedding_accumulate",
             "lamb_half",

@@ -256,7 +256,7 @@ void check_pieces(Cases& cases, const std::string& name) {
                     {.classes = 901, .offset = 1, .target = -100, .holes = true});
 }
 
-// Bytes of the next rows on their way to an SM of an H200, of which 13 KB are needed as in softmax_rows.
+// Bytes of the next rows on their way to an SM of an H200, of which 13 KB are needed: 4.25 TB/s of reads and writes, 800 ns.
 void bytes_in_flight(Cases& cases) {
   emu::options().sm_count = 132;
   emu::options().shared_limit = 232448;

@@ -6,21 +6,18 @@
 #include "activation/forward.cu"
 #include "cast/cast.cu"
 #include "column_sums/column_sums.cu"
-#include "dropout/dropout.cu"
 #include "embedding/accumulate.cu"
 #include "emulator/harness.h"
 #include "gemm/column_sums.cu"
 #include "loss/cross_entropy.cu"
 #include "norm/backward.cu"
 #include "norm/forward.cu"
-#include "softmax/rows.cu"
 #include "tensor_lists.h"
 
 namespace ak::test {
 namespace {
 
 constexpr int64_t kFar = int64_t{1} << 32;
-constexpr int64_t kSeed = 0x7edcba9876543210;
 constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16, kFloat = DType::kFloat32;
 
 /// The address of element 0 of a tensor whose element `before` is the first that exists.
@@ -157,38 +154,9 @@ void norms(Cases& cases) {
   }
 }
 
-/// Rows of a mask: bytes of which some are 0, read through fp16.
-RowMask mask_of(Tensors& t, int64_t before, int columns) {
-  const int64_t stride = (columns + 7) / 8 * 8;
-  const void* bytes = t.read("mask", kHalf, before * stride / 2, stride / 2);
-  return {static_cast<const uint8_t*>(bytes), {1, before + 1}, {0, 0, stride}, columns % 8 == 0};
-}
-
 void losses(Cases& cases) {
   for (const int columns : {40, 41, 1104, 20000}) {
     const std::string of = " of " + std::to_string(columns) + " columns";
-    cases.check("softmax_rows" + of, [=] {
-      return same_row(columns, [=](Tensors& t, int64_t before) {
-        SoftmaxRows p{};
-        p.x = t.read("x", kBrain, before * columns, columns);
-        p.y = t.write("y", kHalf, before * columns, columns);
-        p.mask = mask_of(t, before, columns);
-        p.x_type = kBrain, p.y_type = kHalf;
-        p.rows = before + 1, p.columns = columns;
-        return softmax_rows(p, nullptr);
-      });
-    });
-    cases.check("softmax_rows_backward" + of, [=] {
-      return same_row(columns, [=](Tensors& t, int64_t before) {
-        SoftmaxRowsBackward p{};
-        p.grad = t.read("grad", kFloat, before * columns, columns);
-        p.of = t.read("of", kHalf, before * columns, columns);
-        p.out = t.write("out", kBrain, before * columns, columns);
-        p.grad_type = kFloat, p.of_type = kHalf, p.out_type = kBrain;
-        p.rows = before + 1, p.columns = columns;
-        return softmax_rows_backward(p, nullptr);
-      });
-    });
     cases.check("cross_entropy_rows" + of, [=] {
       return same_row(columns, [=](Tensors& t, int64_t before) {
         CrossEntropyRows p{};
@@ -262,56 +230,6 @@ void elements(Cases& cases) {
   });
 }
 
-/// Dropout's mask is a function of the place: of ones, with zeros added, the results are the mask. run(tensors, ones,
-/// zeros, mask, results).
-template <class Run>
-std::string mask_far_away(int64_t first, int64_t n, Run run) {
-  const auto count = static_cast<size_t>(n);
-  emu::Buffer<bf16> ones("ones", count);
-  emu::Buffer<float> zeros("zeros", count), out("out", count);
-  emu::Buffer<int64_t> seed("seed", 1);
-  seed.set(0, kSeed);
-  ones.fill(round_to<bf16>(1.0f));
-  zeros.fill(0.0f);
-  emu::options().last_ctas = 1;
-  Tensors tensors;
-  const DropoutMask mask{seed.data(), dropout_rate(0.5)};
-  const Status status =
-      run(tensors, element_0(ones.data(), first), element_0(zeros.data(), first), mask, element_0(out.data(), first));
-  if (!status.ok()) return message_of(status);
-  for (size_t i = 0; i < count; i++) {
-    const float want = dropped_out(1.0f, dropout_word(kSeed, static_cast<uint64_t>(first) + i), mask.rate);
-    if (out[i] != want) return emu::format("result %zu is %g, expected %g", i, out[i], want);
-  }
-  return "";
-}
-
-void masks(Cases& cases) {
-  cases.check("dropout", [] {
-    constexpr int64_t kOfBlock = int64_t{kElementThreads} * kVectorOf<float>, kBefore = kFar / kOfBlock + 1;
-    constexpr int64_t kFirst = kBefore * kOfBlock, kCount = kOfBlock / 2;
-    return mask_far_away(kFirst, kCount, [](Tensors&, const void* x, const void* added, auto mask, void* out) {
-      const Dropout p{x, added, mask.seed, out, kBrain, kFloat, kFloat, kFirst + kCount, mask.rate};
-      return dropout(p, nullptr);
-    });
-  });
-  for (const int columns : {40, 41, 16400}) {
-    cases.check("norm_forward, dropout of " + std::to_string(columns) + " columns", [=] {
-      const int64_t before = kFar / columns + 1, first = before * columns;
-      emu::options().sm_count = static_cast<int>(before) + 1;
-      return mask_far_away(first, columns, [=](Tensors& t, const void* x, const void* added, auto mask, void* sum) {
-        NormForward p{};
-        p.x = x, p.residual = added, p.sum = sum;
-        p.y = t.write("y", kBrain, first, columns);
-        p.rstd = t.write("rstd", before, 1);
-        p.x_type = p.y_type = kBrain, p.residual_type = p.weight_type = p.bias_type = kFloat;
-        p.rows = before + 1, p.columns = columns, p.mask = mask;
-        return norm_forward(p, nullptr);
-      });
-    });
-  }
-}
-
 // ---- rows of a table
 
 void embeddings(Cases& cases) {
@@ -361,7 +279,6 @@ int main(int argc, char** argv) {
   ak::test::norms(cases);
   ak::test::losses(cases);
   ak::test::elements(cases);
-  ak::test::masks(cases);
   ak::test::embeddings(cases);
   return cases.finish();
 }

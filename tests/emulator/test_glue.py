@@ -265,11 +265,6 @@ NO_ROWS = {  # calls without a row, which so need no memory, and what they say o
         lambda op, x: op(x, x, torch.empty(0), parameters=0),
         f"norm_backward: x must have at most {LONGEST} columns; got {LONGEST + 1}",
     ),
-    "softmax_rows": (lambda op, x: op(x, out_dtype=f32), f"softmax_rows: at most {LONGEST} columns; got {LONGEST + 1}"),
-    "softmax_rows_backward": (
-        lambda op, x: op(x, x, out_dtype=f32),
-        f"softmax_rows_backward: at most {LONGEST} columns; got {LONGEST + 1}",
-    ),
     "cross_entropy_rows_": (
         lambda op, x: op(x, torch.empty(0, dtype=torch.int64), None, None, torch.empty(0), None),
         f"cross_entropy_rows_: logits must have at most {LONGEST} classes; got (0, {LONGEST + 1})",
@@ -357,14 +352,11 @@ def test_an_empty_list_is_no_step(name):
 ROWS_AND_ELEMENTS = [
     "norm_forward",
     "norm_backward",
-    "softmax_rows",
-    "softmax_rows_backward",
     "cross_entropy_rows_",
     "rotary_forward",
     "rotary_backward",
     "activation_forward",
     "activation_backward",
-    "dropout",
     "cast_",
 ]
 

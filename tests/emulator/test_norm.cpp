@@ -59,7 +59,6 @@ void forward_cases(Cases& cases) {
                                                 {.centred = false, .biased = false, .added = false});
   check_forward<fp16, float, bf16, float, float>(cases, "forward, resident rows, a bias of another type", 1, 16392,
                                                  {.added = false});
-  check_forward<bf16, float, bf16, bf16>(cases, "forward, resident rows, dropout", 2, 16392, {.p = 0.3});
   check_forward<bf16, bf16, bf16, bf16>(cases, "forward, resident rows, longer ones", 1, 65544,
                                         {.affine = false, .added = false});
   check_forward<float, float, float, float>(cases, "forward, resident rows, squares overflow", 1, 24576,
@@ -95,18 +94,6 @@ void forward_cases(Cases& cases) {
     }
     check_forward<float, float, float, float>(cases, "forward, large mean", 2, 600,
                                               {.affine = false, .added = false, .mean = 512, .forced = forced});
-  }
-  for (const double p : {0.0, 0.3, 0.9999, 1.0}) {
-    const std::string of = ", dropout of " + std::to_string(p);
-    check_forward<bf16, float, float, bf16>(cases, "forward, teams" + of, 5, 264, {.sms = 2, .p = p});
-    check_forward<bf16, bf16, bf16, bf16>(cases, "forward, long rows" + of, 2, 8200, {.p = p});
-    check_forward<fp16, float, bf16, fp16>(cases, "forward, odd" + of, 3, 601, {.p = p});
-    check_forward<bf16, float, float, bf16>(cases, "forward, unaligned" + of, 3, 62, {.offset = 1, .p = p});
-  }
-  check_forward<bf16, fp16, float, bf16>(cases, "forward, dropout without room", 3, 768, {.shared = 100, .p = 0.3});
-  for (const int columns : {1040, 1541}) {
-    check_forward<bf16, float, fp16, float>(cases, "forward in pieces, dropout, " + std::to_string(columns), 3, columns,
-                                            {.forced = true, .p = 0.3});
   }
   check_forward<float, float, float, float>(cases, "forward, no rows", 0, 8);
 }
@@ -157,9 +144,8 @@ void backward_cases(Cases& cases) {
   for (const int columns : {1032, 1536}) {
     const std::string title = "backward, a cluster a row, " + std::to_string(columns);
     check_backward<bf16, float, fp16>(cases, title, 7, columns, {.shared_rows = true, .sms = 4});
-    check_backward<float, bf16, float, bf16>(
-        cases, title + ", two clusters", 3, columns,
-        {.shared_rows = true, .parameters = 1, .sms = 9, .branches = true, .p = 0.3});
+    check_backward<float, bf16, float, bf16>(cases, title + ", two clusters", 3, columns,
+                                             {.shared_rows = true, .parameters = 1, .sms = 9, .branches = true});
     check_backward<fp16, fp16, bf16>(
         cases, title + ", rms, one team", 4, columns,
         {.centred = false, .added = false, .shared_rows = true, .sms = 4, .shared = 30000});
@@ -184,17 +170,14 @@ void backward_cases(Cases& cases) {
     emu::options().runs_sm90_code = false;
     return right && norm_backward_slots(2048, 32768, 2) == 12 * 2 * 32768 ? "" : "other sizes";
   });
-  for (const double p : {-1.0, 0.0, 0.3, 1.0}) {
-    const std::string of = ", a branch with dropout of " + std::to_string(p);
-    check_backward<float, bf16, float, bf16>(cases, "backward, teams" + of, 5, 264,
-                                             {.parameters = 1, .sms = 2, .branches = true, .p = p});
-    check_backward<fp16, float, bf16, float>(cases, "backward, odd" + of, 3, 601, {.branches = true, .p = p});
-    check_backward<bf16, float, float, fp16>(cases, "backward, unaligned" + of, 3, 62,
-                                             {.offset = 1, .branches = true, .p = p});
-  }
+  check_backward<float, bf16, float, bf16>(cases, "backward, teams, a branch", 5, 264,
+                                           {.parameters = 1, .sms = 2, .branches = true});
+  check_backward<fp16, float, bf16, float>(cases, "backward, odd, a branch", 3, 601, {.branches = true});
+  check_backward<bf16, float, float, fp16>(cases, "backward, unaligned, a branch", 3, 62,
+                                           {.offset = 1, .branches = true});
   for (const int columns : {1040, 1541}) {
     check_backward<float, bf16, fp16, bf16>(cases, "backward in pieces, a branch, " + std::to_string(columns), 3,
-                                            columns, {.forced = true, .branches = true, .p = 0.3});
+                                            columns, {.forced = true, .branches = true});
   }
   cases.check("backward, no rows", [] { return message_of(norm_backward(NormBackward{}, nullptr)); });
 }

@@ -11,7 +11,6 @@ from amp_kernels.testing.generators import normal
 
 f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
 PAIRS = [(f32, f32), (bf16, f32), (f32, bf16), (bf16, bf16), (f16, f32)]
-SEED = torch.tensor([7])
 
 
 @pytest.fixture(autouse=True)
@@ -44,12 +43,6 @@ def test_activations(dtype, activation):
             assert not halves("activation_backward", grad, z, activation=activation, bias_grad=bias_grad)
 
 
-@pytest.mark.parametrize(("x", "residual"), PAIRS, ids=str)
-def test_dropout(x, residual):
-    values, added = normal(4, 1024, dtype=x), normal(4, 1024, dtype=residual)
-    assert not halves("dropout", values, SEED, added, p=0.3, out_dtype=residual)
-
-
 @pytest.mark.parametrize("columns", [256, 768, 2048, 8192, 12_288, 20_480])
 @pytest.mark.parametrize(("x", "y"), PAIRS, ids=str)
 def test_norms(x, y, columns):
@@ -71,16 +64,6 @@ def test_rotary_embedding(x, y, width, rotary, interleaved):
     options = {"eps": 1e-5, "interleaved": interleaved}
     assert not halves("rotary_forward", q, k, angle, angle, weight, weight, out_dtype=y, **options)
     assert not halves("rotary_backward", *grads, angle, angle, q, k, weight, weight, out_dtype=x, **options)
-
-
-@pytest.mark.parametrize("columns", [256, 1024, 8192, 12_288])
-@pytest.mark.parametrize(("x", "y"), PAIRS, ids=str)
-def test_softmax(x, y, columns):
-    values = normal(2, columns, dtype=x)
-    grad = normal(2, columns, dtype=y)
-    for statistics in (None, torch.ones(2, 2)):
-        assert not halves("softmax_rows", values, log=statistics is not None, out_dtype=y)
-        assert not halves("softmax_rows_backward", grad, grad, statistics, out_dtype=x)
 
 
 @pytest.mark.parametrize("classes", [256, 1024, 8192, 12_288])

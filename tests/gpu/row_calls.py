@@ -70,11 +70,6 @@ def cast() -> Callable[[], list[Tensor]]:
     return call
 
 
-def masked_softmax() -> Callable[[], list[Tensor]]:
-    mask = normal(ROWS, COLUMNS, seed=1) > 0
-    return with_gradients(lambda x: ak.softmax(x, -1, mask=mask, safe=True), leaf(ROWS, COLUMNS, dtype=F16))
-
-
 def embedding(**options):
     def make() -> Callable[[], list[Tensor]]:
         indices = (torch.arange(2 * ROWS) % CLASSES).view(2, ROWS).cuda()
@@ -83,21 +78,13 @@ def embedding(**options):
     return make
 
 
-def add_and_norm(**options):
+def add_and_norm() -> Callable[[], list[Tensor]]:
     """A branch in 16 bits and a stream in fp32."""
-
-    def make() -> Callable[[], list[Tensor]]:
-        x, stream = leaf(ROWS, COLUMNS, dtype=BF16), leaf(ROWS, COLUMNS, seed=1)
-        weight, bias = leaf(COLUMNS, seed=2), leaf(COLUMNS, seed=3)
-        return with_gradients(
-            lambda x, w, b, stream: ak.layer_norm(x, (COLUMNS,), w, b, residual=stream, **options),
-            x,
-            weight,
-            bias,
-            stream,
-        )
-
-    return make
+    x, stream = leaf(ROWS, COLUMNS, dtype=BF16), leaf(ROWS, COLUMNS, seed=1)
+    weight, bias = leaf(COLUMNS, seed=2), leaf(COLUMNS, seed=3)
+    return with_gradients(
+        lambda x, w, b, stream: ak.layer_norm(x, (COLUMNS,), w, b, residual=stream), x, weight, bias, stream
+    )
 
 
 def rotary(normed: bool):
@@ -117,8 +104,7 @@ def rotary(normed: bool):
 
 #: Each makes a call without arguments, on the GPU, that returns tensors.
 CALLS: dict[str, Callable[[], Callable[[], list[Tensor]]]] = {
-    "layer_norm": add_and_norm(),
-    "layer_norm with dropout": add_and_norm(dropout_p=0.25),
+    "layer_norm": add_and_norm,
     "rms_norm": lambda: with_gradients(
         lambda x, w: ak.rms_norm(x, (COLUMNS,), w), leaf(ROWS, COLUMNS, dtype=F16), leaf(COLUMNS)
     ),
@@ -129,15 +115,9 @@ CALLS: dict[str, Callable[[], Callable[[], list[Tensor]]]] = {
     "cross_entropy, none, smoothing, z-loss": loss(reduction="none", label_smoothing=0.1, z_loss=1e-3),
     "linear_cross_entropy": head(chunk_size=4),
     "linear_cross_entropy, none, fp32": head(dtype=F32, reduction="none", chunk_size=4),
-    "softmax": lambda: with_gradients(lambda x: ak.softmax(x, -1), leaf(ROWS, COLUMNS, dtype=BF16)),
-    "softmax with a mask": masked_softmax,
-    "log_softmax": lambda: with_gradients(lambda x: ak.log_softmax(x, 0), leaf(ROWS, COLUMNS)),
     "gelu": lambda: with_gradients(ak.gelu, leaf(ROWS, COLUMNS, dtype=BF16)),
     "silu": lambda: with_gradients(ak.silu, leaf(ROWS, COLUMNS, dtype=F16)),
     "swiglu": lambda: with_gradients(ak.swiglu, leaf(ROWS, COLUMNS)),
-    "dropout_add": lambda: with_gradients(
-        lambda x, stream: ak.dropout_add(x, stream, 0.25), leaf(ROWS, COLUMNS, dtype=BF16), leaf(ROWS, COLUMNS, seed=1)
-    ),
     "embedding": embedding(),
     "embedding, padding, by frequency": embedding(padding_idx=2, scale_grad_by_freq=True),
     "cast_": cast,

@@ -1,4 +1,4 @@
-"""The exponential of the CPU's softmax and losses is right to 1.3 u, flushes nothing and keeps NaN."""
+"""The exponential of the CPU's losses is right to 1.3 u, flushes nothing and keeps NaN."""
 
 import os
 import subprocess

@@ -32,8 +32,6 @@ FUNCTIONS = {
     "rms_norm": lambda x: ak.rms_norm(x, FEATURES, WEIGHT),
     "layer_norm of a sum": lambda x: torch.cat(ak.layer_norm(x, FEATURES, WEIGHT, residual=2 * x), 1),
     "rms_norm of an fp32 sum": lambda x: ak.rms_norm(x, FEATURES, WEIGHT, residual=x.float())[0],
-    "softmax": lambda x: ak.softmax(x, -1),
-    "log_softmax": lambda x: ak.log_softmax(x, -1),
     "gelu": ak.gelu,
     "silu": ak.silu,
     "swiglu": ak.swiglu,
@@ -63,7 +61,7 @@ def _run(function, x):
 
 
 #: Those whose weights are of another dtype than the rows, or which have none.
-ANY_DTYPE = ("layer_norm", "rms_norm", "softmax", "gelu", "cross_entropy", "rms_norm of an fp32 sum")
+ANY_DTYPE = ("layer_norm", "rms_norm", "gelu", "cross_entropy", "rms_norm of an fp32 sum")
 CASES = [(name, torch.bfloat16) for name in FUNCTIONS] + [(name, torch.float16) for name in ANY_DTYPE]
 
 
@@ -109,8 +107,6 @@ def test_long_rows_of_the_cuda_kernels(columns):
     functions = {
         "layer_norm": lambda x: ak.layer_norm(x, columns, weight, weight),
         "rms_norm of a sum": lambda x: ak.rms_norm(x, columns, weight, residual=x)[0],
-        "softmax": lambda x: ak.softmax(x, -1),
-        "log_softmax": lambda x: ak.log_softmax(x, -1),
     }
     x = normal(7, columns, seed=9)
     odd = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view_as(x).copy_(x)

@@ -7,7 +7,6 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels._raw._stochastic import philox4x32_10
 from amp_kernels.ops.linear_cross_entropy import linear_cross_entropy
 from amp_kernels.testing.generators import normal
 
@@ -50,15 +49,6 @@ def test_rows_of_head_and_loss():
     assert torch.equal(linear_cross_entropy(apart(x), weight, target, reduction="none"), want)
 
 
-def test_rows_of_a_mask():
-    x, mask = normal(2, COLUMNS, dtype=bf16), normal(2, COLUMNS, seed=1) > 0
-    want, got = (
-        REGISTRY["softmax_rows"](x, place(mask).view(1, 1, 2, COLUMNS), out_dtype=f32)[0]
-        for place in (torch.clone, apart)
-    )
-    assert torch.equal(got, want)
-
-
 def test_a_row_of_an_embedding():
     table, grad = torch.empty(ROWS, COLUMNS), torch.randint(-3, 4, (3, COLUMNS)).half()
     table[-1] = 1
@@ -96,8 +86,6 @@ def norm_gradient(grad, x):
 WALKS = {
     "norm_forward": (1, lambda x: REGISTRY["norm_forward"](x, eps=1e-5, centred=True, out_dtype=f16)[0]),
     "norm_backward": (2, norm_gradient),
-    "softmax_rows": (1, lambda x: REGISTRY["softmax_rows"](x, out_dtype=f16)[0]),
-    "softmax_rows_backward": (2, lambda grad, y: REGISTRY["softmax_rows_backward"](grad, y, out_dtype=bf16)),
     "activation_forward": (1, activation("relu")),
     "activation_backward": (2, gradient("relu")),
     "swiglu": (1, activation("swiglu")),
@@ -112,13 +100,3 @@ def test_the_last_row_is_that_row(matrices, call):
     far = [last_row() for _ in range(matrices)]
     got = call(*far)[-1:].clone()
     assert torch.equal(got, call(*(t[-1:].clone() for t in far)))
-
-
-@pytest.mark.exhaustive
-def test_dropout_has_the_mask_of_the_place():
-    x = last_row()
-    seed, options = torch.tensor([0x7EDCBA9876543210]), {"p": 0.5, "out_dtype": bf16}
-    got = REGISTRY["dropout"](x, seed, x, **options)[-1]
-    groups = torch.arange(x.numel() // 4 - COLUMNS // 4, x.numel() // 4)
-    words = torch.stack(philox4x32_10((groups, 0, 0, 0), seed), dim=1).flatten()
-    assert torch.equal(got, torch.where(words >> 8 >= 2**23, 3 * x[-1].float(), x[-1].float()).bfloat16())

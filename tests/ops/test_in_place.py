@@ -34,19 +34,15 @@ DIFFERENTIABLE = {
     "rms_norm": lambda x, w, v: ak.rms_norm(x, (6,), v),
     "norm of a sum": lambda x, w, v: ak.layer_norm(x, 6, v, residual=x)[0],
     "sum of a norm": lambda x, w, v: ak.layer_norm(x, 6, v, residual=x)[1],
-    "softmax": lambda x, w, v: ak.softmax(x, -1),
-    "log_softmax": lambda x, w, v: ak.log_softmax(x, -1, mask=v.isfinite()),
-    "log_softmax of columns": lambda x, w, v: ak.log_softmax(x, 0),
     "gelu": lambda x, w, v: ak.gelu(x),
     "swiglu": lambda x, w, v: ak.swiglu(x),
-    "dropout_add": lambda x, w, v: ak.dropout_add(x, x, p=0.5),
     "embedding": lambda x, w, v: ak.embedding(classes(*x.shape[:-1]), w),
     "cross_entropy": lambda x, w, v: ak.cross_entropy(
         x.movedim(-1, min(1, x.ndim - 1)), classes(*x.shape[:-1]), reduction="none"
     ),
     "linear_cross_entropy": lambda x, w, v: ak.linear_cross_entropy(x, w, classes(*x.shape[:-1]), reduction="none"),
 }
-SAVE_THEIR_RESULT = ("softmax", "sum of a norm")
+SAVE_THEIR_RESULT = ("sum of a norm",)
 ONCE = ("cross_entropy", "linear_cross_entropy")  # not differentiable twice
 WRITE = (
     (lambda y: y.add_(0.5), lambda y: y.add(0.5)),
@@ -108,7 +104,7 @@ def test_detaching_in_place(path, name):
         assert not y.detach_().requires_grad
 
 
-@pytest.mark.parametrize("name", ["linear gelu", "mlp", "matmul of batches", "norm of a sum", "log_softmax"])
+@pytest.mark.parametrize("name", ["linear gelu", "mlp", "matmul of batches", "norm of a sum"])
 def test_compiled(name):
     torch._dynamo.reset()
     compiled = torch.compile(lambda *t: DIFFERENTIABLE[name](*t).relu_(), fullgraph=True, backend="aot_eager")

@@ -6,12 +6,15 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_kernels as ak
+from amp_kernels._raw._norm import statistics
 from amp_kernels._raw.norm_backward import norm_backward
 from amp_kernels._raw.norm_forward import norm_forward
 from amp_kernels.testing.bounds import assert_within, norm_backward_bound, norm_forward_bound
 from amp_kernels.testing.generators import normal
+from amp_kernels.testing.poison import poisoned_allocations
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 CENTRED = {"layer_norm": True, "rms_norm": False}
@@ -275,10 +278,9 @@ class GivesNone(torch.autograd.Function):
         return None
 
 
-@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
-def test_results_without_a_gradient_give_none(dropout_p):
+def test_results_without_a_gradient_give_none():
     x, residual = torch.randn(4, 16, requires_grad=True), torch.randn(4, 16, requires_grad=True)
-    y, _ = ak.layer_norm(x, 16, residual=residual, dropout_p=dropout_p)
+    y, _ = ak.layer_norm(x, 16, residual=residual)
     GivesNone.apply(y).sum().backward()
     assert x.grad is None
     assert residual.grad is None
@@ -328,6 +330,60 @@ def test_forward_mode(kind):
         return stock(kind, x, (8,), weight)
 
     torch.testing.assert_close(*(torch.func.jvp(f, (x,), (tangent,)) for f in (ours, theirs)))
+
+
+# ---- 16 bits that are added to fp32
+
+
+class Ops(TorchDispatchMode):
+    """Names the ops that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.name())
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_norm_of_a_sum_is_one_kernel_each_way():
+    """The branch's dtype included: no kernel in front of the norm, none after its backward."""
+    x, residual = normal(4, 24, dtype=torch.bfloat16).requires_grad_(), normal(4, 24, seed=1).requires_grad_()
+    grad = normal(4, 24, seed=2)
+    with ak.backend("cpu"), Ops() as ops:
+        y, total = ak.layer_norm(x, 24, residual=residual)
+        torch.autograd.grad([y, total], [x, residual], [grad, grad])
+    kernels = [name for name in ops.names if name not in ("aten::view", "aten::detach")]
+    assert kernels == ["amp_kernels::norm_forward", "amp_kernels::norm_backward"]
+
+
+def test_gradients_of_branch_and_residual_within_bounds(backend, kind):
+    """Under autocast; the branch's gradient is the residual's, rounded to 16 bits."""
+    x, residual = normal(5, 72, dtype=torch.bfloat16), normal(5, 72, seed=1)
+    weight, grad = normal(72, seed=2), normal(5, 72, dtype=torch.bfloat16, seed=3)
+    leaves = x.requires_grad_(), residual.requires_grad_(), weight.requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16), poisoned_allocations():
+        y, total = call(kind, x, 72, weight, eps=1e-5, residual=residual)
+        of_x, of_residual, of_weight = torch.autograd.grad(y, leaves, grad)
+    assert torch.equal(total, x + residual)
+    total, weight = total.detach(), weight.detach()
+    mean, rstd = statistics(total, 1e-5, CENTRED[kind])
+    dx, dx_bound, sums, sums_bound = norm_backward_bound(
+        grad, total, rstd, mean if CENTRED[kind] else None, weight, None
+    )
+    assert_within(of_residual, dx, dx_bound, "of_residual")
+    assert_within(of_weight, sums[0], sums_bound[0], "of_weight")
+    assert torch.equal(of_x, of_residual.bfloat16())
+
+
+@pytest.mark.parametrize("needs", [(True, False), (False, True)])
+def test_one_of_branch_and_residual_needs_a_gradient(backend, needs):
+    x, residual = normal(4, 16, dtype=torch.bfloat16), normal(4, 16, seed=1)
+    (leaf,) = (t.requires_grad_() for t, needed in zip((x, residual), needs, strict=True) if needed)
+    want = torch.autograd.grad(ak.layer_norm(x + residual, 16).square().sum(), leaf)
+    y, _ = ak.layer_norm(x, 16, residual=residual)
+    assert torch.equal(torch.autograd.grad(y.square().sum(), leaf)[0], want[0])
 
 
 # ---- autocast

@@ -6,17 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import amp_kernels as ak
-from amp_kernels._raw import dropout
 from amp_kernels._raw._norm import statistics
 from amp_kernels._raw.embedding_accumulate import op as embedding_op
 from amp_kernels._raw.norm_backward import op as norm_backward_op
 from amp_kernels._raw.norm_forward import op as norm_forward_op
 from amp_kernels._raw.rotary import forward_op as rotary_op
-from amp_kernels._raw.softmax_rows import forward_op as softmax_op
 from amp_kernels.testing.bounds import assert_within, norm_backward_bound, norm_forward_bound
 from amp_kernels.testing.poison import embed, poisoned_allocations
 
-from . import test_activation, test_cross_entropy, test_embedding, test_linear_cross_entropy, test_rotary, test_softmax
+from . import test_activation, test_cross_entropy, test_embedding, test_linear_cross_entropy, test_rotary
 from .targets import backends_on_cpu
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -24,7 +22,6 @@ dtypes = st.sampled_from(DTYPES)
 rows = st.integers(0, 9)
 #: Also around the widths at which kernels change their ways: a vector, what a warp or a tile holds.
 columns = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 127, 128, 129, 255, 256, 257, 512, 600, 1032]))
-probabilities = st.sampled_from([0.0, 0.3, 0.5, 1.0])
 drawn = settings(max_examples=100, deadline=None, derandomize=True)
 
 
@@ -69,21 +66,17 @@ def test_norms(data):
     shape = draw(rows, "rows"), draw(columns, "columns")
     x, weight, bias = draw.tensor("x", *shape), draw.maybe("weight", shape[1]), draw.maybe("bias", shape[1])
     residual = draw.maybe("residual", *shape)
-    seed = torch.tensor([0x7EDCBA9876543210]) if residual is not None and draw.flag("dropout") else None
-    p = draw(probabilities, "p") if seed is not None else 0.0
     options = {
         "eps": draw.one_of("eps", [1e-6, 0.1]),
         "centred": draw.flag("centred"),
         "out_dtype": draw(dtypes, "out"),
     }
     with ak.backend(draw.backend), poisoned_allocations():
-        y, total, mean, rstd = norm_forward_op(x, weight, bias, residual, seed, **options, dropout_p=p)
+        y, total, mean, rstd = norm_forward_op(x, weight, bias, residual, **options)
     if residual is None:
         total = x
-    elif seed is None:
-        assert torch.equal(total, (x.float() + residual.float()).to(residual.dtype))
     else:
-        assert torch.equal(total, dropout.composed(x, seed, residual, p, residual.dtype))
+        assert torch.equal(total, (x.float() + residual.float()).to(residual.dtype))
     assert_within(y, *norm_forward_bound(total, weight, bias, **options), "y")
     want = statistics(total.float(), options["eps"], options["centred"])
     torch.testing.assert_close(rstd, want[1], rtol=1e-5, atol=0)
@@ -91,33 +84,16 @@ def test_norms(data):
 
     grad, grad_sum = draw.tensor("grad", *shape), draw.maybe("grad_sum", *shape)
     parameters = draw(st.integers(0, 2), "parameters")
-    branch_dtype = draw(dtypes, "branch") if seed is not None or draw.flag("branches") else None
+    branch_dtype = draw(dtypes, "branch") if draw.flag("branches") else None
     with ak.backend(draw.backend), poisoned_allocations():
         of_x, sums, of_branch = norm_backward_op(
-            grad, total, rstd, mean, weight, grad_sum, seed,
-            parameters=parameters, dropout_p=p, branch_dtype=branch_dtype,
-        )  # fmt: skip
+            grad, total, rstd, mean, weight, grad_sum, parameters=parameters, branch_dtype=branch_dtype
+        )
     dx, dx_bound, want_sums, sums_bound = norm_backward_bound(grad, total, rstd, mean, weight, grad_sum)
     assert_within(of_x, dx, dx_bound, "grad_x")
     assert_within(sums, want_sums[:parameters], sums_bound[:parameters], "sums")
-    if seed is not None:
-        assert torch.equal(of_branch, dropout.composed(of_x, seed, None, p, branch_dtype))
-    elif branch_dtype is not None:
+    if branch_dtype is not None:
         assert torch.equal(of_branch, of_x.to(branch_dtype))
-
-
-@drawn
-@given(data=st.data())
-def test_softmax_of_any_dimension(data):
-    draw = Draw(data, softmax_op)
-    shape = draw.one_of("batch", [2, 3, 1]), draw.one_of("rows", [3, 5, 1]), draw(columns, "columns")
-    x, dim, mask = draw.tensor("x", *shape), draw.one_of("dim", [-1, 0, 1, 2]), None
-    if draw.one_of("mask", [True, False]):
-        mask = torch.rand([draw.one_of("size", [n, 1]) for n in shape], generator=draw.generator) < 0.7
-        mask.select(dim, 0).fill_(True)  # no row without an element: those have a test of their own
-        mask = mask.expand(shape)
-    with ak.backend(draw.backend):
-        test_softmax.check(x, dim, draw.flag("log"), mask)
 
 
 @drawn
@@ -159,25 +135,6 @@ def test_gradient_of_an_embedding(data):
     padding = draw(st.one_of(st.none(), st.integers(-size, size - 1)), "padding_idx")
     with ak.backend(draw.backend):
         test_embedding.check(weight, indices, grad, padding_idx=padding, scale_grad_by_freq=draw.flag("by frequency"))
-
-
-@drawn
-@given(data=st.data())
-def test_dropout_add(data):
-    draw = Draw(data, dropout.op)
-    shape = draw(rows, "rows"), draw(columns, "columns")
-    x, residual = draw.tensor("x", *shape).requires_grad_(), draw.tensor("residual", *shape).requires_grad_()
-    p = draw.one_of("p", [0.3, 0.5, 1.0])
-    with ak.backend(draw.backend), torch.random.fork_rng(), poisoned_allocations():
-        torch.manual_seed(5)
-        seed = dropout.draw_seed("dropout_add", x)
-        torch.manual_seed(5)
-        out = ak.dropout_add(x, residual, p)
-        grad = draw.tensor("grad", *shape, dtype=out.dtype)
-        of_x, of_residual = torch.autograd.grad(out, (x, residual), grad)
-    assert torch.equal(out, dropout.composed(x, seed, residual, p, residual.dtype))
-    assert torch.equal(of_x, dropout.composed(grad, seed, None, p, x.dtype))
-    assert torch.equal(of_residual, grad)
 
 
 @drawn

@@ -17,11 +17,6 @@ FUNCTIONS = {
         x, weight.shape, weight, bias, residual=x.detach().float()
     )[0],
     "rms_norm": lambda x, weight, bias, target: ak.rms_norm(x, weight.shape, weight),
-    "softmax": lambda x, weight, bias, target: ak.softmax(x, -1),
-    "log_softmax": lambda x, weight, bias, target: ak.log_softmax(x, -1),
-    "a masked softmax": lambda x, weight, bias, target: ak.softmax(
-        x, -1, mask=(torch.arange(x.shape[1]) - target[:, None]) % 3 > 0, safe=True
-    ),
     "cross_entropy": lambda x, weight, bias, target: ak.cross_entropy(x, target, reduction="none"),
     "a smoothed loss of weighted classes": lambda x, weight, bias, target: ak.cross_entropy(
         x, target, weight.detach().abs().float(), reduction="none", label_smoothing=0.1, z_loss=0.01
@@ -122,8 +117,6 @@ LONG = 256 * 256 * 144  # of torch's own test of layer_norm
 LONG_SUMS = {
     "layer_norm": lambda m, x, weight: m.layer_norm(x, x.shape),
     "rms_norm": lambda m, x, weight: m.rms_norm(x, x.shape, eps=1e-3),
-    "softmax": lambda m, x, weight: m.softmax(x, -1),
-    "log_softmax": lambda m, x, weight: m.log_softmax(x, -1),
     "cross_entropy": lambda m, x, weight: m.cross_entropy(x[None], torch.tensor([5]), label_smoothing=0.1),
     "weight of a norm": lambda m, x, weight: m.rms_norm(x.view(-1, 2), (2,), weight, 1e-3),
     "embedding": lambda m, x, weight: (

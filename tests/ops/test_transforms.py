@@ -119,7 +119,6 @@ IN_THEIR_OWN_DTYPE = {
     "gelu": ak.gelu,
     "silu": ak.silu,
     "swiglu": ak.swiglu,
-    "dropout_add": lambda x: ak.dropout_add(x, -x, p=0.5),
     "layer_norm": lambda x: ak.layer_norm(x, 8),
     "rms_norm": lambda x: ak.rms_norm(x, 8),
     "rotary": lambda x: ak.rotary(x[None, None], x[None, None], x, x, q_weight=x[0], k_weight=x[1])[0][0, 0],

@@ -37,8 +37,6 @@ CALLS = {
         {"q": X[None, None], "k": X[None, None], "cos": X, "sin": X, "q_weight": X[0], "k_weight": X[0]},
         ("q_weight", "k_weight"),
     ),
-    ak.softmax: ({"input": X, "dim": 1, "mask": X > 0}, ("mask",)),
-    ak.log_softmax: ({"input": X, "dim": 1}, ()),
     ak.cross_entropy: ({"logits": X, "target": IDS, "weight": torch.ones(8)}, ("weight",)),
     ak.linear_cross_entropy: (
         {"input": X, "linear_weight": W, "target": IDS, "linear_bias": B, "weight": B},
@@ -47,7 +45,6 @@ CALLS = {
     ak.gelu: ({"input": X}, ()),
     ak.silu: ({"input": X}, ()),
     ak.swiglu: ({"input": X}, ()),
-    ak.dropout_add: ({"x": X, "residual": X}, ()),
     ak.embedding: ({"input": IDS, "weight": W}, ()),
 }
 
@@ -154,19 +151,6 @@ MISTAKES = [
     (lambda: ak.recommended_dtype("gpu"), ValueError, "device is 'gpu'; accepted: None, 'cpu', 'cuda'"),
     (lambda: ak.linear(X, W, split=3), TypeError, "linear: split is 3, of type int; accepted: a sequence of whole"),
     (lambda: ak.linear(X, W, split=[1.0, 3.0]), TypeError, "linear: split is [1.0, 3.0], of type list; accepted"),
-    (lambda: ak.dropout_add(X, X, p="0.1"), TypeError, "dropout_add: p is '0.1', of type str; accepted: a number"),
-    (
-        lambda: ak.layer_norm(X, 8, residual=X, dropout_p="0.1"),
-        TypeError,
-        "layer_norm: dropout_p is '0.1', of type str; accepted: a number",
-    ),
-    (lambda: ak.softmax(X, dim=None), TypeError, "softmax: dim is None, of type NoneType; accepted: a whole number"),
-    (
-        lambda: ak.softmax(X, dim=-1, dtype=torch.int32),
-        TypeError,
-        "softmax: dtype is torch.int32; accepted: None, a floating-point dtype",
-    ),
-    (lambda: ak.log_softmax(X, dim=-1, dtype="half"), TypeError, "log_softmax: dtype is half; accepted: None, a float"),
     (
         lambda: ak.cross_entropy(X, IDS, label_smoothing=None),
         TypeError,

@@ -13,7 +13,7 @@ from amp_kernels.testing.backends import available_backends, check_backend
 NAMES = sorted(REGISTRY)
 KERNELS = [name for name in NAMES if not REGISTRY[name].composite]
 #: Compilers see torch's operations instead of these. They round at other places; everything else has the bits of eager calls.
-DECOMPOSED = ("activation", "norm", "softmax")
+DECOMPOSED = ("activation", "norm")
 #: The checks of ``torch.library.opcheck``.
 UNTRACED, TRACED = ("test_schema", "test_autograd_registration", "test_faketensor"), "test_aot_dispatch_dynamic"
 

@@ -109,7 +109,7 @@ def test_a_gemm_that_cannot_run_says_why():
         choose("gemm", "cuda", (10, 0), replace(FULL, tensor_cores=True), "cuda")
 
 
-@pytest.mark.parametrize("op", ["cross_entropy_rows_", "norm_forward", "norm_backward", "softmax_rows", "unscale_"])
+@pytest.mark.parametrize("op", ["cross_entropy_rows_", "norm_forward", "norm_backward", "unscale_"])
 def test_rows_go_to_cuda_before_ampere(op):
     """It has no bf16: the kernels' conversions are arithmetic there (tests/ptx/test_forms.py). Triton's, which need its
     instructions, are not taken (Liger-Kernel#1316)."""

@@ -164,11 +164,6 @@ def norm_bound(out_dtype, x, normalized_shape, weight=None, bias=None, residual=
     return y.view(x.shape), bound.view(x.shape)
 
 
-def softmax(d: Inputs) -> tuple[dict, dict]:
-    shape = [*d.some(0, 2), d.size(long=True)]
-    return {"input": d.t(*shape)}, {"dim": d.randrange(-len(shape), len(shape))}
-
-
 def loss_options(d: Inputs) -> dict:
     return {"reduction": d.choice(["mean", "sum", "none"]), "label_smoothing": d.choice([0.0, 0.0, 0.1])}
 
@@ -227,11 +222,6 @@ def elementwise(d: Inputs) -> tuple[dict, dict]:
     return {"input": d.t(*d.some(0), 2 * d.size(long=True))}, {}
 
 
-def dropout_add(d: Inputs) -> tuple[dict, dict]:
-    shape = *d.some(0), d.size(long=True)
-    return {"x": d.t(*shape), "residual": d.t(*shape)}, {"p": d.choice([0.0, 0.5]), "training": False}
-
-
 def product_bound(out_dtype, a, b, bias=None, **options):
     if a.ndim < 2 or b.ndim < 2 or (options.get("activation") == "swiglu" and b.shape[-1] % 2):
         return None
@@ -271,8 +261,6 @@ OPS = {
     "grouped_mm": Op(ak.grouped_mm, torch_grouped_mm, grouped_mm),
     "layer_norm": Op(ak.layer_norm, torch_norm(F.layer_norm), norm(True), functools.partial(norm_bound, centred=True)),
     "rms_norm": Op(ak.rms_norm, torch_norm(F.rms_norm), norm(False), functools.partial(norm_bound, centred=False)),
-    "softmax": Op(ak.softmax, torch.softmax, softmax),
-    "log_softmax": Op(ak.log_softmax, torch.log_softmax, softmax),
     "cross_entropy": Op(ak.cross_entropy, torch_cross_entropy, cross_entropy),
     "linear_cross_entropy": Op(ak.linear_cross_entropy, torch_linear_cross_entropy, linear_cross_entropy),
     "embedding": Op(ak.embedding, F.embedding, embedding),
@@ -280,5 +268,4 @@ OPS = {
     "gelu": Op(ak.gelu, ACTIVATIONS["gelu"], elementwise),
     "silu": Op(ak.silu, ACTIVATIONS["silu"], elementwise),
     "swiglu": Op(ak.swiglu, ACTIVATIONS["swiglu"], elementwise),
-    "dropout_add": Op(ak.dropout_add, lambda x, residual, **_: x + residual, dropout_add),
 }

@@ -24,11 +24,9 @@ from amp_kernels._triton import (
     cast,
     check_and_norm,
     cross_entropy_rows,
-    dropout,
     embedding_accumulate,
     norm_backward,
     norm_forward,
-    softmax_rows,
     unscale,
 )
 from bench.harness.rows import OURS, TRITON
@@ -67,13 +65,13 @@ def rows(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 def norm(columns: int) -> None:
     weight = torch.ones(columns)
     x = rows(2, columns)
-    norm_forward.norm_forward(x, weight, weight, None, None, eps=0.1, centred=True, out_dtype=BF16, dropout_p=0.0)
+    norm_forward.norm_forward(x, weight, weight, eps=0.1, centred=True, out_dtype=BF16)
 
 
 def norm_gradient(columns: int) -> None:
     x, dy, weight, statistic = rows(2, columns), rows(2, columns), torch.ones(columns), torch.zeros(2)
-    options = {"parameters": 2, "dropout_p": 0.0, "branch_dtype": None, "strips": 1}
-    norm_backward._run(dy, x, statistic, statistic, weight, None, None, **options)
+    options = {"parameters": 2, "branch_dtype": None, "strips": 1}
+    norm_backward._run(dy, x, statistic, statistic, weight, None, **options)
 
 
 def loss(columns: int) -> None:
@@ -144,28 +142,10 @@ CASES = [
         columns=WIDTH,
     ),
     Case(
-        "softmax, 768 columns",
-        lambda: softmax_rows.softmax_rows(rows(4, WIDTH), None, log=False, out_dtype=BF16),
-        "softmax",
-        "not timed; as layer_norm",
-        ("softmax",),
-        "98304x1024.*",
-        columns=WIDTH,
-    ),
-    Case(
-        "softmax, 50,257 columns",
-        lambda: softmax_rows.softmax_rows(rows(4, 50_257), None, log=False, out_dtype=BF16),
-        PIECES,
-        "not timed; 16-byte copies of unaligned rows; the second pass reads the row from shared memory",
-        ("softmax",),
-        "8192x50257.*",
-        columns=50_257,
-    ),
-    Case(
         "cross_entropy, 50,257 classes",
         lambda: loss(50_257),
         PIECES,
-        "not timed; as softmax",
+        "not timed; 16-byte copies of unaligned rows; the second pass reads the row from shared memory",
         ("cross_entropy",),
         "8192x50257.*",
         columns=50_257,
@@ -177,14 +157,6 @@ CASES = [
         "activation_forward_kernel",
         HAND,
         ("activation",),
-        columns=2048,
-    ),
-    Case(
-        "dropout_add",
-        lambda: dropout.dropout(rows(4, 1000), torch.zeros(1, dtype=torch.int64), rows(4, 1000), p=0.1, out_dtype=BF16),
-        "dropout_kernel",
-        HAND,
-        ("dropout_add",),
         columns=2048,
     ),
     Case("embedding gradient", gradient_of_table, "embedding_pieces_kernel", HAND, ("embedding",)),

@@ -6,26 +6,21 @@ import pytest
 import torch
 from triton.runtime import interpreter
 
-from amp_kernels._raw._stochastic import philox4x32_10
-from amp_kernels._raw.dropout import GROUP
 from amp_kernels._triton import (
     activation_backward,
     activation_forward,
     cast,
     column_sums,
     cross_entropy_rows,
-    dropout,
     embedding_accumulate,
     norm_backward,
     norm_forward,
-    softmax_rows,
 )
 from amp_kernels.testing.generators import normal
 
 f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
 COLUMNS = 48
 ROWS = 2**31 // COLUMNS + 2
-SEED = torch.tensor([0x7EDCBA9876543210])
 
 
 def last_of_a_grid(*bounds):
@@ -54,8 +49,7 @@ class Matrices:
 
     def __call__(self, dtype=bf16, columns=COLUMNS):
         t = torch.empty(self.rows, columns, dtype=dtype)
-        values = torch.randn(columns, generator=self.generator)
-        t[-1] = values > 0 if dtype == torch.bool else values
+        t[-1] = torch.randn(columns, generator=self.generator)
         return t
 
     def vector(self):
@@ -66,10 +60,6 @@ def forward(make):
     vectors = normal(2, COLUMNS, seed=4)
     y, total, mean, rstd = norm_forward.norm_forward(make(), *vectors, make(), eps=1e-5, centred=True, out_dtype=f16)
     return y, total, mean, rstd
-
-
-def softmax(make):
-    return softmax_rows.softmax_rows(make(), make(torch.bool)[None, None], out_dtype=f16)[0]
 
 
 def gradient_of_norm(make):
@@ -94,8 +84,6 @@ def casts(make):
 CALLS = {
     "norm_forward": forward,
     "norm_backward": gradient_of_norm,
-    "softmax_rows": softmax,
-    "softmax_rows_backward": lambda make: softmax_rows.softmax_rows_backward(make(), make(), out_dtype=f16),
     "cross_entropy_rows": loss,
     "activation_forward": lambda make: activation_forward.activation_forward(make(), activation="gelu"),
     "activation_forward of a view": lambda make: activation_forward.activation_forward(
@@ -124,21 +112,11 @@ def test_the_last_row_is_that_row(call):
     check(call)
 
 
-@pytest.mark.parametrize("name", ["norm_forward", "norm_backward", "softmax_rows", "softmax_rows_backward"])
+@pytest.mark.parametrize("name", ["norm_forward", "norm_backward"])
 def test_rows_in_pieces(name, monkeypatch):
-    for module in (norm_forward, norm_backward, softmax_rows):
+    for module in (norm_forward, norm_backward):
         monkeypatch.setattr(module, "block_of", lambda columns, limit: 32)
     check(CALLS[name])
-
-
-def test_dropout_has_the_mask_of_the_place():
-    first, n = 2**31 + 4, 1000
-    x, residual = torch.empty(2, first + n, dtype=bf16)
-    x[first:], residual[first:] = 1, 0
-    got = dropout.dropout(x, SEED, residual, p=0.5, out_dtype=f16)[first:]
-    groups = torch.arange(first // GROUP, (first + n) // GROUP)
-    words = torch.stack(philox4x32_10((groups, 0, 0, 0), SEED), dim=1).flatten()
-    assert torch.equal(got, 2.0 * (words >> 8 >= 2**23).half())
 
 
 def test_a_far_row_of_an_embedding():

@@ -86,22 +86,12 @@ def test_rows_of_fp32_of_more_than_128k():
     assert_within(got_sums, sums, sums_bound, "sums")
 
 
-@pytest.mark.parametrize("columns", [1028, 1030])  # whole groups of the generator in a row, and not
-@pytest.mark.parametrize("p", [0.3, 1.0])
-def test_dropout_has_the_bits_of_the_cpu_kernel(pieces, columns, p, monkeypatch):
-    monkeypatch.setattr(norm_backward, "programs", lambda device, per_sm: 2)
-    generator = torch.Generator().manual_seed(columns)
-    x, residual, grad = (torch.randn(3, columns, generator=generator) for _ in range(3))
-    seed = torch.tensor([0x7EDCBA9876543210])
-    rate = {"p": p, "out_dtype": torch.float32}
-    options = {"eps": 1e-5, "centred": True, "out_dtype": torch.float16}
-    y, total, mean, rstd = norm_forward.norm_forward(x.bfloat16(), None, None, residual, seed, dropout_p=p, **options)
-    assert torch.equal(total, REGISTRY["dropout"].overload(x.bfloat16(), seed, residual, **rate))
-    assert torch.equal(y, norm_forward.norm_forward(total, **options)[0])
-    of_x, _, of_branch = norm_backward.norm_backward(
-        grad, total, rstd, mean, None, residual, seed, dropout_p=p, branch_dtype=torch.bfloat16
-    )
-    assert torch.equal(of_x, norm_backward.norm_backward(grad, total, rstd, mean, None, residual)[0])
-    assert torch.equal(of_branch, REGISTRY["dropout"].overload(of_x, seed, **rate | {"out_dtype": torch.bfloat16}))
-    of_branch = norm_backward.norm_backward(grad, total, rstd, mean, None, residual, branch_dtype=torch.float16)[2]
-    assert torch.equal(of_branch, of_x.half())
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_the_branch_gets_the_gradient_as_rounded(pieces, dtype):
+    generator = torch.Generator().manual_seed(1030)
+    x, grad, grad_sum = (torch.randn(3, 1030, generator=generator) for _ in range(3))
+    mean, rstd = statistics(x, 1e-5, True)
+    args = grad, x.bfloat16(), rstd, mean, None, grad_sum
+    of_x, _, of_branch = norm_backward.norm_backward(*args, branch_dtype=dtype)
+    assert torch.equal(of_x, norm_backward.norm_backward(*args)[0])
+    assert torch.equal(of_branch, of_x.to(dtype))

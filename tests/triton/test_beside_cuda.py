@@ -32,8 +32,8 @@ def test_bytes_in_flight_are_those_of_all_programs_that_share_an_sm():
 
 
 def test_instructions_are_those_of_one_row():
-    """Softmax of 768 columns is one straight program: twice the rows are no more, masked columns are executed all the same."""
-    (case,) = (case for case in beside_cuda.CASES if case.name == "softmax, 768 columns")
+    """A norm of 768 columns is one straight program: twice the rows are no more, masked columns are executed all the same."""
+    (case,) = (case for case in beside_cuda.CASES if case.name == "layer_norm, 768 columns")
     count = beside_cuda.executed(case)
     _, machine = beside_cuda.compiled(case)
     assert 10 < count <= len(machine.code) * 64 / 768

@@ -13,14 +13,12 @@ from amp_kernels._triton import (
     check_and_norm,
     column_sums,
     cross_entropy_rows,
-    dropout,
     embedding_accumulate,
     exponent_histogram,
     norm_backward,
     norm_forward,
     rotary,
     routing,
-    softmax_rows,
 )
 
 from . import aot
@@ -65,18 +63,12 @@ def cases():
             )
         rules = Rules(exactly=OF_A_LIST, programs=exponent_histogram.PROGRAMS_PER_SM, never="nothing")
         yield "histogram", arch, lambda: exponent_histogram.exponent_histogram(lists(BF16)[0]), rules
-        yield (
-            "dropout",
-            arch,
-            lambda adds=arch != 90: drop(adds),
-            Rules(exactly={STORE: 1}, least={LOAD: 1}, registers=64),
-        )
-        for columns, p in ((768, 0.0), (4096, 0.0), (4096, 0.1), (8192, 0.0), (8192, 0.1), (131_072, 0.0)):
+        for columns in (768, 4096, 8192, 131_072):
             # A scalar argument that became float64: Liger-Kernel#1358.
             rules = Rules(
                 2, least={r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64": 1}, never=rf"{DOUBLES}|atom|red\.global"
             )
-            yield f"norm of {columns}, dropout {p}", arch, lambda columns=columns, p=p: norms(columns, p), rules
+            yield f"norm of {columns}", arch, lambda columns=columns: norms(columns), rules
     for arch in ARCHS[:3]:
         for tensors, scaled in ((1, False), (161, True), (_tables.TENSORS_PER_TABLE, True)):
             for per_tensor in (False, True):
@@ -88,9 +80,6 @@ def cases():
                     lists(BF16, count=n)[0], torch.ones(()) if s else None, per_tensor=each
                 )
                 yield f"check_and_norm of {tensors}, per tensor {per_tensor}", arch, call, rules
-    for arch, columns, log in (*((arch, 1024, False) for arch in ARCHS), (90, 50304, True)):
-        rules = Rules(2, least={LOAD: 1, STORE: 1}, registers=128)
-        yield f"softmax of {columns}", arch, lambda columns=columns, log=log: softmax(columns, log), rules
     for arch in ARCHS:  # first and second elements of pairs
         rules = Rules(2, least={LOAD: 2, STORE: 2}, never=rf"{DOUBLES}|atom|red\.global", registers=240)
         yield "rotary", arch, rotate, rules
@@ -119,27 +108,12 @@ def lists(*dtypes, count=161):
     return [[torch.zeros(8, dtype=dtype)] * count for dtype in dtypes]
 
 
-def drop(adds):
-    x, seed = torch.zeros(4, 1001, dtype=BF16), torch.zeros(1, dtype=torch.int64)
-    dropout.dropout(x, seed, x.float() if adds else None, p=0.1, out_dtype=BF16)
-
-
-def norms(columns, p):
+def norms(columns):
     x, residual, weight = torch.zeros(2, columns, dtype=BF16), torch.zeros(2, columns), torch.ones(columns)
-    statistic, seed = torch.zeros(2), torch.tensor([1]) if p > 0 else None
-    options = {"eps": 0.1, "centred": True, "out_dtype": BF16, "dropout_p": p}
-    norm_forward.norm_forward(x, weight, weight, residual, seed, **options)
-    options = {"parameters": 2, "dropout_p": p, "branch_dtype": BF16 if p > 0 else None, "strips": 1}
-    norm_backward._run(x, residual, statistic, statistic, weight, residual, seed, **options)
-
-
-def softmax(columns, log):
-    x, mask = (
-        torch.zeros(4, columns, dtype=BF16),
-        torch.ones(1, 1, 1, columns, dtype=torch.bool).expand(1, 2, 2, columns),
-    )
-    softmax_rows.softmax_rows(x, mask, log=log, out_dtype=BF16)
-    softmax_rows.softmax_rows_backward(x, x, torch.zeros(2, 4) if log else None, mask, out_dtype=BF16)
+    statistic = torch.zeros(2)
+    norm_forward.norm_forward(x, weight, weight, residual, eps=0.1, centred=True, out_dtype=BF16)
+    options = {"parameters": 2, "branch_dtype": BF16, "strips": 1}
+    norm_backward._run(x, residual, statistic, statistic, weight, residual, **options)
 
 
 def rotate():

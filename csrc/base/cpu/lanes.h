@@ -28,20 +28,14 @@ struct VectorOf;
 template <>
 struct VectorOf<16> {
   using Floats = float __attribute__((vector_size(64)));
-  using Words = uint32_t __attribute__((vector_size(64)));
-  using Halves = uint16_t __attribute__((vector_size(32)));
 };
 template <>
 struct VectorOf<8> {
   using Floats = float __attribute__((vector_size(32)));
-  using Words = uint32_t __attribute__((vector_size(32)));
-  using Halves = uint16_t __attribute__((vector_size(16)));
 };
 template <>
 struct VectorOf<4> {
   using Floats = float __attribute__((vector_size(16)));
-  using Words = uint32_t __attribute__((vector_size(16)));
-  using Halves = uint16_t __attribute__((vector_size(8)));
 };
 
 template <int kWidth>
@@ -64,17 +58,6 @@ template <int kWidth>
 AK_SIMD_INLINE void load_floats(const float* at, Lanes<kWidth>& v) {
   each_part<Lanes<kWidth>::kParts>(
       [&](auto p) __attribute__((always_inline)) { std::memcpy(&v.part[p], at + p * kWidth, sizeof v.part[p]); });
-}
-template <int kWidth>
-AK_SIMD_INLINE void load_floats(const bf16* at, Lanes<kWidth>& v) {
-  using Halves = typename VectorOf<kWidth>::Halves;
-  using Words = typename VectorOf<kWidth>::Words;
-  each_part<Lanes<kWidth>::kParts>([&](auto p) __attribute__((always_inline)) {
-    Halves bits;
-    std::memcpy(&bits, at + p * kWidth, sizeof bits);
-    const Words words = __builtin_convertvector(bits, Words) << 16;
-    std::memcpy(&v.part[p], &words, sizeof words);
-  });
 }
 template <int kWidth>
 AK_SIMD_INLINE void store_floats(const Lanes<kWidth>& v, float* at) {

@@ -31,17 +31,16 @@ AK_SIMD_INLINE int64_t add_lanes(int64_t n, const Terms& terms, Floats& a, Float
 }
 
 // Loads elements i to end - 1, at most 16, and fills the rest with `instead`: a masked load if the CPU has it.
-template <typename T>
-AK_SIMD_INLINE void part_of_lanes(const T* from, int64_t i, int64_t end, float instead, float* part) {
+AK_SIMD_INLINE void part_of_lanes(const float* from, int64_t i, int64_t end, float instead, float* part) {
   const int count = static_cast<int>(end - i < kFloats ? end - i : kFloats);
 #pragma GCC ivdep
 #pragma GCC unroll 1
-  for (int lane = 0; lane < kFloats; ++lane) part[lane] = lane < count ? to_float(from[i + lane]) : instead;
+  for (int lane = 0; lane < kFloats; ++lane) part[lane] = lane < count ? from[i + lane] : instead;
 }
 
 // The last elements of a row, fewer than 16: results[lane] = f(elements of the operands), with zeros out of bounds.
-// Zeros, because f is also evaluated in masked lanes: stale bits of 16-bit elements there would be subnormal floats,
-// which cost a hundred cycles per instruction.
+// Zeros, because f is also evaluated in masked lanes: stale bits there may be subnormal floats, which cost a hundred
+// cycles per instruction.
 template <typename F, typename... T>
 AK_SIMD_INLINE void make_rest(int64_t i, int64_t end, float* results, const F& f, const T*... from) {
   const auto make = [=](const auto&... parts) __attribute__((always_inline)) {
@@ -67,7 +66,7 @@ AK_SIMD_INLINE void store_rest(const float* results, float* to, int64_t count) {
   }
 }
 
-// to[i] = f(from[i]...) for i < n: 32 at a time (a vector of 16-bit elements), then 16, then the rest under a mask. A
+// to[i] = f(from[i]...) for i < n: 32 at a time, then 16, then the rest under a mask. A
 // plain loop would end in scalar steps. `to` may alias an operand. Inlined into the clones that call it. `ahead(i)` may
 // prefetch.
 template <typename Ahead, typename F, typename... T>
@@ -78,12 +77,12 @@ AK_SIMD_INLINE void map_lanes_ahead(int64_t n, const Ahead& ahead, float* to, co
     ahead(i);
 #pragma GCC ivdep
 #pragma GCC unroll 1
-    for (int lane = 0; lane < kHalves; ++lane) to[i + lane] = f(to_float(from[i + lane])...);
+    for (int lane = 0; lane < kHalves; ++lane) to[i + lane] = f(from[i + lane]...);
   }
   if (i + kFloats <= n) {
 #pragma GCC ivdep
 #pragma GCC unroll 1
-    for (int lane = 0; lane < kFloats; ++lane) to[i + lane] = f(to_float(from[i + lane])...);
+    for (int lane = 0; lane < kFloats; ++lane) to[i + lane] = f(from[i + lane]...);
     i += kFloats;
   }
   if (i == n) return;
@@ -126,35 +125,26 @@ AK_SIMD_INLINE float sum_of_lanes(int64_t n, const Terms& terms, const Rest& res
   return lanes_total(lanes_of_sum<Floats>(n, terms, rest));
 }
 
-template <typename Floats, typename T, typename Ahead>
-AK_SIMD_INLINE float sum_of_row(const T* x, int64_t n, const Ahead& ahead) {
-  return sum_of_lanes<Floats>(
-      n, [=](int64_t i, Floats& t) AK_ALWAYS_INLINE { load_floats(x + i, t), prefetch_ahead(x + i), ahead(i); },
-      [=](int64_t i, float* rest) __attribute__((always_inline)) { part_of_lanes(x, i, n, 0.0f, rest); });
-}
-template <typename T>
-float sum_of_span(const T* x, int64_t n) {
-  return with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE { return sum_of_row<Floats>(x, n, [](int64_t) {}); });
+inline float sum_of_span(const float* x, int64_t n) {
+  return with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE {
+    return sum_of_lanes<Floats>(
+        n, [=](int64_t i, Floats& t) AK_ALWAYS_INLINE { load_floats(x + i, t), prefetch_ahead(x + i); },
+        [=](int64_t i, float* rest) AK_ALWAYS_INLINE { part_of_lanes(x, i, n, 0.0f, rest); });
+  });
 }
 
-// `ahead(i)` may prefetch other data on the way.
-template <typename Floats, typename T, typename Ahead>
-AK_SIMD_INLINE float sum_of_products(const T* y, const T* g, int64_t n, const Ahead& ahead) {
-  const auto product = [](float grad, float own) AK_ALWAYS_INLINE { return grad * own; };
-  return sum_of_lanes<Floats>(
-      n,
-      [=](int64_t i, Floats& t) AK_ALWAYS_INLINE {
-        Floats other;
-        load_floats(g + i, t), load_floats(y + i, other), t = of_lanes(product, t, other);
-        prefetch_ahead(g + i), prefetch_ahead(y + i), ahead(i);
-      },
-      [=](int64_t i, float* rest) AK_ALWAYS_INLINE { make_rest(i, n, rest, product, g, y); });
-}
-
-template <typename T>
-float products_span(const T* y, const T* g, int64_t n) {
-  return with_lanes([=]<typename Floats>()
-                        AK_ALWAYS_INLINE { return sum_of_products<Floats>(y, g, n, [](int64_t) {}); });
+inline float products_span(const float* y, const float* g, int64_t n) {
+  return with_lanes([=]<typename Floats>() AK_ALWAYS_INLINE {
+    const auto product = [](float grad, float own) AK_ALWAYS_INLINE { return grad * own; };
+    return sum_of_lanes<Floats>(
+        n,
+        [=](int64_t i, Floats& t) AK_ALWAYS_INLINE {
+          Floats other;
+          load_floats(g + i, t), load_floats(y + i, other), t = of_lanes(product, t, other);
+          prefetch_ahead(g + i), prefetch_ahead(y + i);
+        },
+        [=](int64_t i, float* rest) AK_ALWAYS_INLINE { make_rest(i, n, rest, product, g, y); });
+  });
 }
 
 // results[r] = the lanes of_row(r) reduced by op, for r < rows. Four rows share the last steps.

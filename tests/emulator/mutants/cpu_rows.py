@@ -22,11 +22,6 @@ MUTANTS = [
         ("if (call.mean) call.mean[r] = mean;", "", "the mean of a long row is not kept for backward"),
     ),
     *in_cpu_kernel(
-        "norm/cpu_forward.cpp",
-        "dropout",
-        ("drop_span(x, at, n,", "drop_span(x, 0, n,", "every tile draws the numbers of the first"),
-    ),
-    *in_cpu_kernel(
         "norm/cpu_backward.cpp",
         "norm",
         (
@@ -49,43 +44,8 @@ MUTANTS = [
         ),
     ),
     *in_cpu_kernel(
-        "norm/cpu_backward.cpp",
-        "dropout",
-        ("drop_span(values, at, n,", "drop_span(values, 0, n,", "the branch's mask is that of the first row"),
-    ),
-    *in_cpu_kernel(
-        "softmax/cpu.cpp",
-        "softmax",
-        (
-            "std::max(largest, largest_of_span(load(c, count), count))",
-            "largest_of_span(load(c, count), count)",
-            "the maximum of the last tile",
-        ),
-        (
-            "exp_span<true>(x, base, exponentials + c, count)",
-            "exp_span<true>(x, base, exponentials, count)",
-            "exponentials of all tiles in one place",
-        ),
-        (
-            "if (call.mask.data) mask_span(call.mask.row(r) + c, 0.0f, to, to, count);",
-            "",
-            "masked elements of long rows get gradients",
-        ),
-        (
-            "call.mask.row(first + r), kMasked",
-            "call.mask.row(first), kMasked",
-            "all rows of a batch take the mask of the first",
-        ),
-        ("sums[r] * kExpUnscale, safe", "sums[r], safe", "the sum keeps its scale"),
-        (
-            "call.statistics[call.rows + r] = of.inverse;",
-            "call.statistics[r] = of.inverse;",
-            "the inverse overwrites the base",
-        ),
-    ),
-    *in_cpu_kernel(
-        "softmax/cpu_exp_sums.h",
-        "softmax",
+        "loss/cpu_exp_sums.h",
+        "cross_entropy",
         (
             "part_of_lanes(x, i, n, kLeast, part)",
             "part_of_lanes(x, i, n, 0.0f, part)",
@@ -139,17 +99,6 @@ MUTANTS = [
         "activation_backward",
         ("store(d_up, columns + c);", "store(d_up, c);", "the values' gradients go where the gates' belong"),
         ("d_up[i] = d.up;", "d_up[i] = d.gate;", "the values get the gates' gradients"),
-    ),
-    *in_cpu_kernel(
-        "dropout/cpu_span.h",
-        "dropout",
-        ("drop_tile(x + done, words + lead,", "drop_tile(x + done, words,", "an offset within a group is lost"),
-        ("added + done, out", "added, out", "the last elements of a row get the first ones' residual"),
-        (
-            "dropout_bits(seed, group + static_cast<uint64_t>(q))",
-            "dropout_bits(seed, group)",
-            "all groups of a tile draw the same",
-        ),
     ),
     *in_cpu_kernel(
         "embedding/cpu.cpp",

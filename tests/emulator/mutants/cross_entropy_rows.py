@@ -4,20 +4,24 @@ from . import Mutant
 
 TEST = "test_cross_entropy_rows"
 KERNEL = "loss/cross_entropy.cu"
-EXP_SUM = "softmax/exp_sum.cuh"
-PIECES = "base/row_pieces.cuh"
+EXP_SUM = "loss/exp_sum.cuh"
+PIECES = "loss/row_pieces.cuh"
 FORMULA = "loss/formula.h"
-SOFTMAX = "softmax/formula.h"
+EXPONENTIAL = "loss/exponential.h"
 
 MUTANTS = [
     Mutant(EXP_SUM, "top = max_number(value(j), top);", "top = value(j) < top ? value(j) : top;", "the smallest logit in place of the largest"),
     Mutant(EXP_SUM, "for (int j = 0; j < N; j++) top =", "for (int j = 1; j < N; j++) top =", "the first logit of a batch is not compared"),
-    Mutant(EXP_SUM, "const float base = softmax_base(top);", "const float base = top;", "a thread that has seen only -inf computes NaN"),
+    Mutant(EXP_SUM, "const float base = finite_base(top);", "const float base = top;", "a thread that has seen only -inf computes NaN"),
     Mutant(EXP_SUM, "fma(sum, exp_above(largest, base), added)", "sum + added", "the sum is not rescaled when a larger logit comes"),
     Mutant(EXP_SUM, "    largest = top;", "", "the largest logit is not kept"),
-    Mutant(SOFTMAX, "return a > b || b != b ? a : b;", "return a;", "each thread takes its own largest logit"),
-    Mutant(SOFTMAX, "return a > b || b != b ? a : b;", "return a > b ? a : b;", "NaN is the larger one",
+    Mutant(EXPONENTIAL, "return a > b || b != b ? a : b;", "return a;", "each thread takes its own largest logit"),
+    Mutant(EXPONENTIAL, "return a > b || b != b ? a : b;", "return a > b ? a : b;", "NaN is the larger one",
            missed="the sum over a row with NaN is NaN, whatever it is relative to"),
+    Mutant(EXP_SUM, "return sum * exp_above(largest, base);", "return sum;", "threads do not agree"),
+    Mutant(EXP_SUM, "return sum * exp_above(largest, base);", "return sum * exp_above(finite_base(largest), base);",
+           "a thread without a value multiplies 0 by infinity"),
+    Mutant(EXPONENTIAL, "return largest == -__builtin_huge_valf() ? 0.0f : largest;", "return largest;", "an empty share has a base"),
     # ---- rows by way of shared memory
     Mutant(KERNEL, "element(p.logits, p.type, row * p.logits_stride)", "element(p.logits, p.type, row * p.classes)", "logits with gaps are read as if they had none"),
     Mutant(KERNEL, "element(p.target, p.target_type, row * p.target_stride)", "element(p.target, p.target_type, 0)", "all rows take the first probabilities"),
@@ -40,14 +44,14 @@ MUTANTS = [
     Mutant(KERNEL, "c[j] *= load(weight + j * batch.kStep);", "c[j] *= load(weight);", "a batch has one weight"),
     Mutant(KERNEL, "void move(float from, float to) { moved = fma(total, from - to, moved); }", "void move(float, float) {}", "what the coefficients weigh is relative to logits of the past"),
     Mutant(KERNEL, "fma(total, from - to, moved)", "fma(total, to - from, moved)", "the base moves the other way"),
-    Mutant(KERNEL, "const float before = softmax_base(running.largest);", "const float before = running.largest;", "the first base is -inf"),
+    Mutant(KERNEL, "const float before = finite_base(running.largest);", "const float before = running.largest;", "the first base is -inf"),
     Mutant(KERNEL, "of_piece.add(c[j], v[j] - base);", "of_piece.add(c[j], v[j]);", "smoothing takes the logits themselves"),
     Mutant(KERNEL, "total += c;", "", "smoothing does not count in the slope"),
     Mutant(KERNEL, "pieces.value(column - begin, 0, p.type);", "pieces.value(0, 0, p.type);", "the first logit of the piece in place of the target's"),
     Mutant(KERNEL, "if (pieces.has(column - begin)) target_logit", "if (begin == 0) target_logit", "a target in another piece than the first"),
     Mutant(KERNEL, "pieces.reduce(running.largest, max_number);", "running.largest;", "each thread has its own largest logit"),
     Mutant(KERNEL, "pieces.sum(running.relative_to(sums.largest));", "pieces.sum(running.sum);", "threads' sums are joined without a common reference"),
-    Mutant(KERNEL, "mean.move(softmax_base(running.largest), sums.largest);", "", "threads weigh relative to their own largest logits"),
+    Mutant(KERNEL, "mean.move(finite_base(running.largest), sums.largest);", "", "threads weigh relative to their own largest logits"),
     Mutant(KERNEL, "sums.total = pieces.sum(mean.total);", "sums.total = mean.total;", "the coefficients' sum is a thread's"),
     Mutant(KERNEL, "sums.moved = pieces.sum(mean.moved);", "", "what the coefficients weigh is left out"),
     Mutant(KERNEL, "sums.total += own;", "sums.total = own;", "smoothing's part of the slope is overwritten"),
@@ -90,6 +94,35 @@ MUTANTS = [
     Mutant(PIECES, "reads_ = to_copy_.row < rows_ && of_.reads", "reads_ = of_.reads", "targets past the last are read"),
     Mutant(PIECES, "if (to_copy_.row < rows_ && go_on(to_copy_)) look_ahead();", "if (to_copy_.row < rows_) go_on(to_copy_);", "all rows are read like the first"),
     Mutant(PIECES, "comes_again_(twice && shape.columns < columns)", "comes_again_(twice)", "a row that has stayed comes again"),
+    Mutant(PIECES, "* bytes + 2 * (kWord - 1))", "* bytes + (kWord - 1))", "a slot is too short"),
+    Mutant(PIECES, "slot + 1 < shape_.slots; slot++", "slot < shape_.slots; slot++", "the copies run a slot ahead"),
+    Mutant(PIECES, "if (!again || shape_.columns < columns_) wait();", "wait();", "a row that has stayed is waited for"),
+    Mutant(PIECES, "if (!again || shape_.columns < columns_) wait();", "if (!again) wait();", "the last piece is taken for all"),
+    Mutant(PIECES, "column + (kBatch - 1) * kThreads < left_;", "column < left_;", "a batch ends past the piece"),
+    Mutant(PIECES, "for (; column < left_; column += kThreads) f", "for (; false;) f", "the rest of a piece is left out"),
+    Mutant(PIECES, "for (; column < left_; column += kThreads) f", "if (column < left_) f", "one column is left of a piece"),
+    Mutant(PIECES, "turn_ ^= 1;", "", "a reduction over the one before"),
+    Mutant(PIECES, "for (int mask = kWarps / 2;", "for (int mask = kWarps / 4;", "half of the warps are not joined"),
+    Mutant(PIECES, "phase(begin) << m * 4;", "phase(begin);", "matrices lie as far from a boundary as each other"),
+    Mutant(PIECES, "phases_ = 0;\n    if", "if", "a row lies as far from a boundary as the ones before"),
+    Mutant(PIECES, "value = of_warp[lane_index() % kWarps];", "value = of_warp[0];", "the first warp's value"),
+    Mutant(PIECES, "to_boundary < bytes ? to_boundary : bytes;", "to_boundary;", "a row shorter than its head"),
+    Mutant(PIECES, "tail() + (thread_index() - kWord) * size;", "tail();", "one element past the words"),
+    Mutant(PIECES, "(thread_index() < kWord ? head : bytes) ?", "bytes ?", "elements beside the words over the words"),
+    Mutant(PIECES, "place.again = !place.again && comes_again_;", "place.again = false;", "pieces come once"),
+    Mutant(PIECES, "static_cast<int64_t>(place.begin) * bytes_[m];", "0;", "the first piece again and again"),
+    Mutant(PIECES, "columns_ - place.begin < shape_.columns ?", "false ?", "the last piece is as long as the others"),
+    Mutant(PIECES, "const uint32_t at = to + phase(begin);", "const uint32_t at = to;", "words between boundaries of shared memory"),
+    Mutant(PIECES, "byte < run.tail(); byte += kThreads * kWord)\n          copy_async", "byte < run.head + kWord; byte += kThreads * kWord)\n          copy_async",
+           "one word is brought"),
+    Mutant(PIECES, "if (shape_.slots == 2) {\n      copy_wait<0>();", "if (shape_.slots == 2) {\n      copy_wait<1>();", "no wait for the piece"),
+    Mutant(PIECES, "} else if (shape_.slots == 3) {\n      copy_wait<1>();", "} else if (shape_.slots == 3) {\n      copy_wait<2>();",
+           "no wait for the piece in three slots"),
+    Mutant(PIECES, "copy_wait<2>();", "copy_wait<3>();", "no wait for the piece in four slots"),
+    Mutant(PIECES, "    block_sync();\n    copy(last);", "    copy(last);", "a slot is filled while it is read"),
+    Mutant(PIECES, "copy(last);", "copy(slot_);", "the piece is overwritten"),
+    Mutant(PIECES, "* (kSumBytes / 2));", "* 0);", "two reductions in one place"),
+    Mutant(PIECES, "slots_of(columns, shape.blocks) < 2) shape.blocks /= 2;", "false) shape.blocks /= 2;", "rows are cut that would fit"),
     # ---- short rows
     Mutant(KERNEL, "next_factor = load(p.factor + row * p.factor_stride);", "next_factor = load(p.factor);", "all rows of a team have the first factor"),
     Mutant(KERNEL, "load_ahead(row + ring.step());", "load_ahead(row);", "a row has the target of the one before"),
@@ -128,8 +161,8 @@ MUTANTS = [
     Mutant(FORMULA, "terms.z_loss * sums.row * lse;", "terms.z_loss * lse;", "the z-loss forgets the row's weight"),
     Mutant(FORMULA, "fma(2.0f, scaled, slope)", "fma(1.0f, scaled, slope)", "half the gradient of the z-loss"),
     Mutant(FORMULA, "div(slope, sums.sum_exp)", "slope", "exponentials are not probabilities"),
-    Mutant(SOFTMAX, "static_cast<int32_t>(bits - 0x3f3504f3u) >> 23", "static_cast<int32_t>(bits - 0x3f800000u) >> 23", "the logarithm leaves the range of its polynomial"),
-    Mutant(SOFTMAX, "fma(exponent, 0.693359375f, y + p)", "fma(exponent, 0.6931f, y + p)", "ln 2 is wrong in its fifth digit"),
+    Mutant(EXPONENTIAL, "static_cast<int32_t>(bits - 0x3f3504f3u) >> 23", "static_cast<int32_t>(bits - 0x3f800000u) >> 23", "the logarithm leaves the range of its polynomial"),
+    Mutant(EXPONENTIAL, "fma(exponent, 0.693359375f, y + p)", "fma(exponent, 0.6931f, y + p)", "ln 2 is wrong in its fifth digit"),
     Mutant(KERNEL, "wait_for_previous_kernel();", "", "operands are read before they are written"),
     Mutant(KERNEL, "wait_for_previous_kernel();", "", "operands are read before they are written", nth=2),
 ]  # fmt: skip

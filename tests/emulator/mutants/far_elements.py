@@ -6,7 +6,6 @@ TEST = "test_far_elements"
 RING = "base/row_ring.cuh"
 FORWARD = "norm/forward.cu"
 BACKWARD = "norm/backward.cu"
-SOFTMAX = "softmax/rows.cu"
 LOSS = "loss/cross_entropy.cu"
 ELEMENTS = "base/elementwise.cuh"
 EMBEDDING = "embedding/accumulate.cu"
@@ -24,19 +23,10 @@ MUTANTS = [
     Mutant(BACKWARD, AT, SHORT, "rows in pieces lie elsewhere"),
     Mutant(BACKWARD, "const int64_t at = (row", "const int at = (row", "sums over rows read other rows"),
     Mutant(BACKWARD, "static_cast<int64_t>(share) * p.parameters", "share * p.parameters", "slots of sums lie elsewhere"),
-    Mutant("dropout/row.cuh", "static_cast<uint64_t>(at)", "static_cast<uint32_t>(at)", "rows beyond 2^32 have the mask of earlier ones"),
-    Mutant("softmax/call.h", "last * strides[2]", "static_cast<int>(last * strides[2])", "masks are read elsewhere"),
-    Mutant(SOFTMAX, "element(p.x, p.x_type, row * p.columns)", "element(p.x, p.x_type, static_cast<int>(row) * p.columns)", "rows in pieces are read elsewhere"),
-    Mutant(SOFTMAX, "store_row<kThreads, kRingVec>(v, p.y, p.y_type, row * p.columns",
-           "store_row<kThreads, kRingVec>(v, p.y, p.y_type, static_cast<int>(row) * p.columns", "results are stored elsewhere"),
-    Mutant(SOFTMAX, "element(p.out, p.out_type, row * p.columns + begin)", "element(p.out, p.out_type, static_cast<unsigned>(row) * p.columns + begin)",
-           "gradients in pieces are stored elsewhere"),
     Mutant(LOSS, "static_cast<T*>(p.grad) + row * p.grad_stride", "static_cast<T*>(p.grad) + static_cast<int>(row * p.grad_stride)",
            "gradients in pieces are stored elsewhere"),
     Mutant(LOSS, "v, p.grad, p.type, row * p.grad_stride", "v, p.grad, p.type, static_cast<unsigned>(row * p.grad_stride)", "gradients are stored elsewhere"),
     Mutant(ELEMENTS, "return static_cast<int64_t>(block_index()) * kElementThreads", "return block_index() * kElementThreads", "elements are counted in ints"),
-    Mutant("dropout/dropout.cu", "const int64_t at = grid_thread() * kVec,", "const int64_t at = static_cast<int>(grid_thread() * kVec),",
-           "elements are counted in ints"),
     Mutant("activation/forward.cu", "at = row * columns + i * kVec;", "at = static_cast<int>(row * columns + i * kVec);", "gates are counted in ints"),
     Mutant("activation/backward.cu", "at = row * columns + i * kVec;", "at = static_cast<uint32_t>(row * columns + i * kVec);", "gates are counted in 32 bits"),
     Mutant("device/tensor_list.cuh", "static_cast<int64_t>(index - begin_of(low)) * unit", "(index - begin_of(low)) * unit", "units are counted in 32 bits"),

@@ -4,12 +4,10 @@ from . import Mutant
 
 TEST = "test_norm"
 ROW = "base/row.cuh"
-DROP = "dropout/row.cuh"
 RING = "base/row_ring.cuh"
 FORWARD = "norm/forward.cu"
 BACKWARD = "norm/backward.cu"
 FORMULA = "norm/formula.h"
-MASK = "dropout/formula.h"
 
 MUTANTS = [
     Mutant(ROW, "if (column < left) f", "if (column <= left) f", "a vector past the row is touched"),
@@ -149,27 +147,14 @@ MUTANTS = [
            missed="slots come from the allocator, aligned to 256 bytes, and rows of whole vectors keep them so"),
     Mutant(BACKWARD, "if (!status.ok() || p.parameters == 0) return status;", "if (p.parameters == 0) return status;",
            "a failed launch is followed by another", missed="no launch fails here but by a bug"),
-    # ---- dropout on the branch
-    Mutant(MASK, "element / kDropoutGroup", "element", "an element has a call of the generator to itself"),
-    Mutant(MASK, "element & 1 ? bits.word[3] : bits.word[2]", "bits.word[2]", "two neighbours share a word"),
-    Mutant(MASK, "return element & 2 ? high : low;", "return low;", "the second half of a group has the words of the first"),
-    Mutant(DROP, "if (mask.seed == nullptr) return;", "return;", "nothing is dropped"),
-    Mutant(DROP, "if (mask.seed == nullptr) return;", "", "a seed that is not there is read"),
-    Mutant(DROP, "static_cast<uint64_t>(at) + column", "static_cast<uint64_t>(column)", "all rows have one mask"),
-    Mutant(DROP, "(element + j) / kDropoutGroup", "element / kDropoutGroup", "two groups of a vector have one mask"),
-    Mutant(DROP, "bits.word[k], rate", "bits.word[0], rate", "a group is dropped as one"),
-    Mutant(DROP, "drop_vector<kVec>(values + held,", "drop_vector<kVec>(values,", "dropout of other columns in the first"),
-    Mutant(FORWARD, "drop_row<kThreads, kRingVec>(v, p.mask, at, p.columns); ring.add(v, 1);", "ring.add(v, 1); drop_row<kThreads, kRingVec>(v, p.mask, at, p.columns);",
-           "a team drops of the sum"),
-    Mutant(FORWARD, "drop_row<kThreads, kVec>(v, p.mask, at + begin, left);", "drop_row<kThreads, kVec>(added, p.mask, at + begin, left);", "a block drops of the residual"),
-    Mutant(FORWARD, "drop_row<kThreads, kVec>(v, p.mask, at + begin, left);", "drop_row<kThreads, kVec>(v, p.mask, at, left);", "each piece has the mask of the first"),
-    Mutant(BACKWARD, "if (p.branch == nullptr) return;", "", "a gradient that nobody wants is stored"),
-    Mutant(BACKWARD, "drop_row<kThreads, kVec>(values, p.mask, at, left);", "", "the branch's gradient has no mask"),
-    Mutant(BACKWARD, "store_row<kThreads, kVec>(values, p.branch, p.branch_type", "store_row<kThreads, kVec>(values, p.branch, p.x_type", "the branch's gradient is stored in the type of the sum's"),
-    Mutant(BACKWARD, "store_branch<kThreads, kRingVec>(g, p, at, ring.columns());", "", "teams leave the branch out"),
-    Mutant(BACKWARD, "store_branch<kThreads, kVec>(g, p, at + begin, p.columns - begin);", "store_branch<kThreads, kVec>(g, p, at, p.columns - begin);", "the branch's pieces are stored over the first"),
-    Mutant(BACKWARD, "store_row<kThreads, kRingVec>(g, p.out, p.x_type, at, ring.columns()); store_branch<kThreads, kRingVec>(g, p, at, ring.columns());",
-           "store_branch<kThreads, kRingVec>(g, p, at, ring.columns()); store_row<kThreads, kRingVec>(g, p.out, p.x_type, at, ring.columns());",
+    # ---- the branch's gradient
+    Mutant(BACKWARD, "if (p.branch != nullptr) store_row", "store_row", "a gradient that nobody wants is stored"),
+    Mutant(BACKWARD, "if (p.branch != nullptr) store_row", "if (false) store_row", "teams leave the branch out"),
+    Mutant(BACKWARD, "if (p.branch != nullptr) store_row", "store_row", "a gradient that nobody wants is stored in blocks", nth=2),
+    Mutant(BACKWARD, "p.branch, p.branch_type, at, ring.columns()", "p.branch, p.x_type, at, ring.columns()", "the branch's gradient is stored in the type of the sum's"),
+    Mutant(BACKWARD, "p.branch, p.branch_type, at + begin,", "p.branch, p.branch_type, at,", "the branch's pieces are stored over the first"),
+    Mutant(BACKWARD, "store_row<kThreads, kRingVec>(g, p.out, p.x_type, at, ring.columns()); if (p.branch != nullptr) store_row<kThreads, kRingVec>(g, p.branch, p.branch_type, at, ring.columns());",
+           "if (p.branch != nullptr) store_row<kThreads, kRingVec>(g, p.branch, p.branch_type, at, ring.columns()); store_row<kThreads, kRingVec>(g, p.out, p.x_type, at, ring.columns());",
            "the sum's gradient is the branch's"),
     # ---- rows that stay in shared memory
     Mutant(RING, "place(matrix) + column * sizeof(T)", "place(matrix)", "every vector is the first"),
@@ -188,8 +173,7 @@ MUTANTS = [
     Mutant(FORWARD, "if constexpr (kRefills) ring", "if constexpr (false) ring", "a slot of rows alone is filled once"),
     Mutant(FORWARD, "kAdds ? 1 : 0", "0", "the branch is normalised, not the sum"),
     Mutant(FORWARD, "kAdds ? p.residual_type : p.x_type", "p.x_type", "the sum is read in the type of the branch"),
-    Mutant(FORWARD, "static_cast<uint64_t>(at) + first", "static_cast<uint64_t>(first)", "all long rows have one mask"),
-    Mutant(FORWARD, "ring.template vector<R>(1, first)", "ring.template vector<R>(1, column)", "two vectors add one of the residual"),
+    Mutant(FORWARD, "added = ring.template vector<R>(1, first)", "added = ring.template vector<R>(1, column)", "two vectors add one of the residual"),
     Mutant(FORWARD, "ring.template replace<R>(1, first, result);", "", "the residual is normalised, not the sum"),
     Mutant(FORWARD, "store_vec(sum + first, result);", "", "the sum of a long row is not written"),
     Mutant(FORWARD, "parameters(weights, column + k * Ring::kStep, 1.0f)", "parameters(weights, column, 1.0f)", "vectors have the weights of the first"),

@@ -1,8 +1,10 @@
 #pragma once
 // The sum of the exponentials of a row, relative to its largest value, in one read (Milakov and Gimelshein,
 // arXiv:1805.02867).
+#include <cmath>
+
 #include "device/approx.cuh"
-#include "softmax/formula.h"
+#include "loss/exponential.h"
 
 namespace ak {
 
@@ -11,7 +13,7 @@ AK_DEVICE float exp_above(float x, float base) { return exp2_approx((x - base) *
 
 /// The maximum of a thread's share of a row, and the sum of exp(x - maximum), rescaled whenever the maximum grows.
 struct RunningSum {
-  float largest = kMasked, sum = 0.0f;
+  float largest = -HUGE_VALF, sum = 0.0f;
 
   /// Adds value(0) to value(N - 1).
   template <int N, class F>
@@ -19,7 +21,7 @@ struct RunningSum {
     float top = largest;
     AK_UNROLL
     for (int j = 0; j < N; j++) top = max_number(value(j), top);
-    const float base = softmax_base(top);  // 0 if all are -inf: their exponentials are then 0
+    const float base = finite_base(top);  // 0 if all are -inf: their exponentials are then 0
     float added = 0.0f;
     AK_UNROLL
     for (int j = 0; j < N; j++) added += exp_above(value(j), base);

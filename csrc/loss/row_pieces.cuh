@@ -105,58 +105,6 @@ class RowPieces {
     with_row_dtype(dtype, [&]<class T>(T) { result = to_float(static_cast<T>(shared_at<T>(at_[m])[column])); });
     return result;
   }
-  /// Calls f(j) for the columns of a batch that are 0 in the mask, matrix m, if there is one.
-  template <int kCount, class F>
-  AK_DEVICE void for_each_left_out(int m, Batch<kCount, kThreads> batch, F f) const {
-    if (bytes_[m] == 0) return;
-    const auto row = shared_at<uint8_t>(at_[m]) + batch.column;
-    AK_UNROLL
-    for (int j = 0; j < kCount; j++) {
-      if (row[j * kThreads] == 0) f(j);
-    }
-  }
-
-  /// Staging slot for results of the row at `data`, until flush(): the slot of matrix m, if it has the same element
-  /// size and alignment; else 0.
-  AK_DEVICE uint32_t place(const void* data, DType dtype, int m) const {
-    return bytes_of(dtype) == bytes_[m] && phase(data) == at_[m] % kWord ? at_[m] : 0;
-  }
-  /// Rounds and writes a batch of results of the row at `data`: to the staging slot if any, else to global memory.
-  template <class T, int kCount>
-  AK_DEVICE void write(const float (&values)[kBatch], uint32_t place, void* data, Batch<kCount, kThreads> batch) const {
-    T* to = static_cast<T*>(data) + batch.column;
-    const auto kept = shared_at<T>(place) + batch.column;
-    if (place != 0) {
-      AK_UNROLL
-      for (int j = 0; j < kCount; j++) kept[j * kThreads] = round_to<T>(values[j]);
-    } else {
-      AK_UNROLL
-      for (int j = 0; j < kCount; j++) store(to + j * kThreads, round_to<T>(values[j]));
-    }
-  }
-  template <int kCount>
-  AK_DEVICE void write(const float (&values)[kBatch], uint32_t place, void* data, DType dtype,
-                       Batch<kCount, kThreads> batch) const {
-    with_row_dtype(dtype, [&]<class T>(T) { write<T>(values, place, data, batch); });
-  }
-  /// Stores the staged results, elements of `size` bytes.
-  AK_DEVICE void flush(uint32_t place, void* data, int size) const {
-    if (place == 0) return;
-    block_sync();
-    auto* to = static_cast<uint8_t*>(data);
-    const Run run(phase(to), left_ * size);
-    AK_NO_UNROLL
-    for (int byte = run.head + thread_index() * kWord; byte < run.tail(); byte += kThreads * kWord)
-      store_vec(reinterpret_cast<uint32_t*>(to + byte), load_shared_16(place + byte));
-    const int edge = run.edge(size);
-    if (edge < 0) return;
-    if (size == 2) {
-      store(reinterpret_cast<uint16_t*>(to + edge), static_cast<uint16_t>(shared_at<uint16_t>(place + edge)[0]));
-    } else {
-      store(reinterpret_cast<uint32_t*>(to + edge), static_cast<uint32_t>(shared_at<uint32_t>(place + edge)[0]));
-    }
-  }
-
   /// read() for the batches of write_words(): a 16-byte word or a single element.
   template <class T, int kCount>
   AK_DEVICE void read_word(float (&values)[kBatch], int m, Batch<kCount, 1> batch) const {
@@ -324,20 +272,9 @@ class RowPieces {
       phases_ |= phase(begin) << m * 4;
       const int at = Run(phase(begin), columns_at(next_) * bytes_[m]).edge(bytes_[m]);
       if (at < 0) continue;
-      if (bytes_[m] == 1) edges_[m] = load(begin + at);
       if (bytes_[m] == 2) edges_[m] = load(reinterpret_cast<const uint16_t*>(begin + at));
       if (bytes_[m] == 4) edges_[m] = load(reinterpret_cast<const uint32_t*>(begin + at));
     }
-  }
-
-  /// Stores the bytes outside the words of a piece, one bit each, from the lanes that loaded them. Stores are 4 bytes,
-  /// since the emulator's race detection does not resolve single bytes.
-  AK_DEVICE void put_edge_bytes(uint32_t at, const Run& run, uint32_t bits) const {
-    const int lane = lane_index(), tail = run.tail();
-    const bool front = lane < 4;
-    if (lane >= 8 || (front ? run.head == 0 : tail == run.bytes)) return;
-    const uint32_t ones = front ? (bits & 0xffffu) << at % kWord : bits >> 16, four = ones >> lane % 4 * 4 & 15u;
-    store_shared_4((front ? at - at % kWord : at + tail) + lane % 4 * 4, four * 0x204081u & 0x01010101u);
   }
 
   /// Waits for the next piece and starts the copies of another one into the previous slot.
@@ -354,7 +291,6 @@ class RowPieces {
       at += static_cast<uint32_t>(piece_bytes(shape_.columns, bytes_[m]));
       const Run run(phase, left_ * bytes_[m]);
       const int edge = run.edge(bytes_[m]);
-      if (bytes_[m] == 1 && warp_index() == 0) put_edge_bytes(at_[m], run, ballot(edge >= 0 && edges_[m] != 0));
       if (edge < 0) continue;
       if (bytes_[m] == 2) shared_at<uint16_t>(at_[m] + edge)[0] = static_cast<uint16_t>(edges_[m]);
       if (bytes_[m] == 4) shared_at<uint32_t>(at_[m] + edge)[0] = edges_[m];

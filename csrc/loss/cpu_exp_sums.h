@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/cpu/row_sums.h"
-#include "softmax/formula.h"
+#include "loss/exponential.h"
 
 namespace ak {
 
@@ -27,10 +27,6 @@ AK_SIMD_INLINE Floats largest_lanes(const float* x, int64_t n) {
     part_of_lanes(x, i, n, kLeast, part), load_floats(part, v), d = of_parts(d, v, Larger{});
   }
   return of_parts(of_parts(a, b, Larger{}), of_parts(c, d, Larger{}), Larger{});
-}
-template <typename Floats>
-AK_SIMD_INLINE float largest_of_row(const float* x, int64_t n) {
-  return lanes_joined(largest_lanes<Floats>(x, n), Larger{});
 }
 
 // The sum of 2^64 exp(x - base) in lanes. With kKeeps the exponentials are stored in `e`, which may alias x.
