@@ -23,7 +23,7 @@ from .product_call import ProductCall
 logger = logging.getLogger("amp_kernels")
 
 MARGIN = 1.02  # by which a backend must be faster than the policy's choice
-BACKENDS = ("cuda", "triton", "aten")
+BACKENDS = ("cuda", "aten")
 PLANNED = "cuda"  # the backend whose tiles a profile may choose
 #: Rates of the planner's model that differ between chips of an architecture (csrc/gemm/cost.h): cycles, multiply-adds at the power
 #: limit and bytes, all per microsecond.
