@@ -325,7 +325,7 @@ def _select(op: Op, device_type: str, index: int | None, requested: str | None, 
     logger.debug("%s on %s: %s (%s)", op.name, device_type, choice.backend, choice.reason)
     if op.name == "gemm" and choice.backend == "cuda" and requested is None:
         measured = profile.of_device(index)
-        if measured.rates or measured.plans:
+        if measured.plans:
             _tell_planner(measured, torch.empty(0, device=torch.device("cuda", index)))
         if not measured.winners:  # the nodes call the CUDA kernels, whatever the sizes
             nodes.serve_gpu(index)
@@ -335,8 +335,6 @@ def _select(op: Op, device_type: str, index: int | None, requested: str | None, 
 
 
 def _tell_planner(measured: profile.Profile, on: torch.Tensor) -> None:
-    if measured.rates:
-        torch.ops.amp_kernels._set_gemm_rates(on, *(measured.rates[name] for name in profile.RATES))
     for call, plan in measured.plans.values():
         set_plan(on, call, plan)
         logger.debug("%s on cuda: plan %s (by the profile of this GPU)", call, plan)
