@@ -49,7 +49,7 @@ TESTS := -m "not gpu and not nvcc" --ignore tests/ptx
 test: $(BUILT)
 	$(PYTEST) $(TESTS) $(SIDE_BY_SIDE) --one-in $(SHARE) $(ARGS)
 
-# All of them: every case, every seed of the emulator, every configuration of the Triton GEMM compiled, every planted bug, and the
+# All of them: every case, every seed of the emulator, every form of the Triton GEMM compiled, every planted bug, and the
 # fuzzers for FUZZ_SECONDS each (300). Hours.
 test-all: $(BUILT)
 	$(PYTEST) $(TESTS) $(SIDE_BY_SIDE) --exhaustive $(ARGS)

@@ -1,8 +1,8 @@
 """The GEMM ops over torch's products (cuBLAS): where no Tensor Core kernel of the package uses the GPU's own instructions.
 
 A product goes out in the operands' dtype, with its bias or residual in the same call, so an activation reads a pre-activation that
-is rounded to 16 bits, as torch's own layers do; an FP32 bias or residual is rounded to 16 bits, too. Results of another dtype, and what
-must not depend on the number of rows, are the reference's.
+is rounded to 16 bits, as torch's own layers do; an FP32 bias or residual is rounded to 16 bits, too. Results of another dtype are the
+reference's, and so is what must not depend on the number of rows, unless an op of the package has kernels for it (:func:`products`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .. import _functional as F
+from .._dispatch import policy
 from .._dispatch.library import Op, is_traced
 from .._raw import activation_backward, activation_forward
 from .._raw._product import check_gemm, product32
@@ -39,15 +40,18 @@ def gemm(call: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 @gemm_dact_op.bound
 def gemm_dact(call: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    dtype = call.a.dtype
-    if call.batch_invariant or call.preact.dtype != dtype or call.out_dtype not in (None, dtype):
-        return gemm_dact_op.reference(*call)
     check_dact(call.a, call.b, call.preact, call.activation, call.out_dtype)
-    dz = _product(call.a, call.b)
+    dtype = call.a.dtype
+    half = call.preact.dtype == dtype and call.out_dtype in (None, dtype) and not call.batch_invariant
+    between = dtype if half else torch.float32
+    multiply, _ = products(call.batch_invariant)
+    dz, sums = multiply(call.a, call.b, out_dtype=between, batch_invariant=call.batch_invariant)
     if call.activation != "none":
         derivative = _fusible(activation_backward.op, dz)
-        return derivative(dz, call.preact, activation=call.activation, bias_grad=call.bias_grad)
-    return dz, column_sums(dz.flatten(0, -2)) if call.bias_grad else None
+        dz, sums = derivative(dz, call.preact.to(between), activation=call.activation, bias_grad=call.bias_grad)
+    elif call.bias_grad:
+        sums = column_sums(dz.flatten(0, -2))
+    return dz.to(call.out_dtype or dtype), sums
 
 
 @gemm_accumulate_op.bound
@@ -60,6 +64,14 @@ def gemm_accumulate_(call: Any) -> None:
         torch.mul(product, call.alpha, out=call.c)
     else:
         (call.c if call.beta == 1 else call.c.mul_(call.beta)).add_(product, alpha=call.alpha)
+
+
+def products(batch_invariant: bool = False) -> tuple[Callable, Callable]:
+    """``gemm`` and ``gemm_accumulate_``, of which the package's other products are made here: those over torch's product, or where sums
+    need an order that the package fixes the ops, for the kernels of whatever backend has one."""
+    if policy.fixes_order({"batch_invariant": batch_invariant}):
+        return gemm_op, gemm_accumulate_op
+    return gemm, gemm_accumulate_
 
 
 def _product(

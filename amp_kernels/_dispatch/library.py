@@ -147,7 +147,7 @@ class Op:
             return self.overload(*args, **kwargs)
         here = tensor.device.type == "cpu" or (tensor.device.type == "cuda" and torch.cuda.is_available())
         traced = here and self.tensor_cores and is_traced(tensor)
-        if traced and policy.select_traced(self, tensor, args, kwargs) == "aten":
+        if traced and policy.select_product(self, tensor, args, kwargs) == "aten":
             return _below_autograd(self.aten)(*args, **kwargs)
         return self.overload(*args, **kwargs)
 

@@ -94,15 +94,16 @@ def choose(
 ) -> Choice:
     """Pick the backend of ``op`` for tensors on ``device``.
 
-    Products on a GPU go to the CUDA kernels if these use its Tensor Core instructions, else to torch's products. Triton's, which
-    took longer than cuBLAS for most shapes on an H200, run if they are chosen or the profile of this GPU says so.
+    Products on a GPU go to the CUDA kernels if these use its Tensor Core instructions, else to torch's products. Triton's GEMM, which
+    takes longer than either, runs if it is chosen, or if sums need an order and there is no CUDA kernel.
 
     Args:
         op: name of the op, for messages.
         device: ``"cpu"``, ``"cuda"`` or another torch device type.
         capability: compute capability of the GPU; ``None`` off CUDA.
         built: what exists for this op.
-        requested: a name from :data:`BACKENDS` chosen by the user, or ``None``. ``"aten"`` concerns products alone.
+        requested: a name from :data:`BACKENDS` chosen by the user, or ``None``. ``"aten"`` concerns products alone, and with
+            ``"triton"`` the products that have no Triton kernel are torch's.
         own: the package's own kernels are wanted, which add in a fixed order: not torch's products.
 
     Raises:
@@ -112,6 +113,8 @@ def choose(
     excluded = why_not(device, capability, built)
     if requested == "aten" and not built.aten:
         requested = None
+    if requested == "triton" and built.aten and excluded.get("triton") == _NO_TRITON:
+        requested = "aten"
     if requested is not None:
         if requested not in BACKENDS:
             raise ValueError(f"backend {requested!r} is unknown; accepted: {', '.join(BACKENDS)}")
@@ -130,7 +133,7 @@ def choose(
         return Choice("reference", f"no CPU kernel: {excluded['cpu']}", slow=True)
     if device == "cuda":
         foreign = excluded.get("cuda") or _not_native(capability, built)
-        if foreign and "aten" not in excluded and not own:
+        if foreign and "aten" not in excluded and not (own and op in _ORDERED):
             return Choice("aten", f"torch's product: {foreign}")
         if "cuda" not in excluded:
             return Choice("cuda", f"compiled for {_describe(device, capability)}")
@@ -140,6 +143,11 @@ def choose(
             "reference", f"no CUDA kernel: {excluded['cuda']}; no Triton kernel: {excluded['triton']}", slow=True
         )
     return Choice("reference", f"no kernels for device type {device!r}")
+
+
+_NO_TRITON = "this op has no Triton kernel"
+#: The products whose sums kernels of the package add in a fixed order. The others over torch's are made of them where one is wanted.
+_ORDERED = ("gemm", "gemm_accumulate_")
 
 
 def _not_native(capability: tuple[int, int] | None, built: Built) -> str | None:
@@ -189,7 +197,7 @@ def why_not(device: str, capability: tuple[int, int] | None, built: Built) -> di
             "cuda", f"it was built for {', '.join(built.cuda_archs)}, not for {_describe(device, capability)}"
         )
     if not built.triton:
-        why["triton"] = absent.get("triton", "this op has no Triton kernel")
+        why["triton"] = absent.get("triton", _NO_TRITON)
     elif device != "cuda" and not built.triton_interpreted:
         why["triton"] = f"the tensors are on {device} and the interpreter is off"
     elif device == "cuda" and capability is not None and capability < (8, 0):
@@ -220,7 +228,8 @@ def backend(name: str) -> Iterator[None]:
 
     Args:
         name: ``"cpu"``, ``"cuda"``, ``"triton"``, ``"aten"``, ``"reference"`` or ``"emulate"``. ``"aten"`` computes matrix
-            products by torch's and leaves the other ops to the automatic choice.
+            products by torch's and leaves the other ops to the automatic choice. ``"triton"`` has one product, that of ``linear``
+            and ``matmul``; grouped and symmetric ones and gradients of activations are torch's there.
 
     A program that torch.compile or torch.export made calls ops through torch's dispatcher, which holds one kernel per
     device: where that is a compiled one, it runs there whatever was chosen.
@@ -275,12 +284,6 @@ def select_product(op: Op, tensor: torch.Tensor, args: tuple, kwargs: dict) -> s
     return _select(op, device.type, device.index, requested, own)
 
 
-def select_traced(op: Op, tensor: torch.Tensor, args: tuple, kwargs: dict) -> str:
-    """:func:`select_product` for a program that is being made, which cannot run Triton's products."""
-    selected = select_product(op, tensor, args, kwargs)
-    return select(op, tensor, fixes_order(kwargs)) if selected == "triton" else selected
-
-
 def _winners(tensor: torch.Tensor) -> dict[str, str]:
     return profile.of_device(tensor.device.index).winners
 
@@ -322,7 +325,7 @@ def _select(op: Op, device_type: str, index: int | None, requested: str | None, 
     logger.debug("%s on %s: %s (%s)", op.name, device_type, choice.backend, choice.reason)
     if op.name == "gemm" and choice.backend == "cuda" and requested is None:
         measured = profile.of_device(index)
-        if measured.rates or measured.plans:
+        if measured.plans:
             _tell_planner(measured, torch.empty(0, device=torch.device("cuda", index)))
         if not measured.winners:  # the nodes call the CUDA kernels, whatever the sizes
             nodes.serve_gpu(index)
@@ -332,8 +335,6 @@ def _select(op: Op, device_type: str, index: int | None, requested: str | None, 
 
 
 def _tell_planner(measured: profile.Profile, on: torch.Tensor) -> None:
-    if measured.rates:
-        torch.ops.amp_kernels._set_gemm_rates(on, *(measured.rates[name] for name in profile.RATES))
     for call, plan in measured.plans.values():
         set_plan(on, call, plan)
         logger.debug("%s on cuda: plan %s (by the profile of this GPU)", call, plan)

@@ -23,24 +23,20 @@ from .product_call import ProductCall
 logger = logging.getLogger("amp_kernels")
 
 MARGIN = 1.02  # by which a backend must be faster than the policy's choice
-BACKENDS = ("cuda", "triton", "aten")
+BACKENDS = ("cuda", "aten")
 PLANNED = "cuda"  # the backend whose tiles a profile may choose
-#: Rates of the planner's model that differ between chips of an architecture (csrc/gemm/cost.h): cycles, multiply-adds at the power
-#: limit and bytes, all per microsecond.
-RATES = ("clock", "power", "dram")
 TUNE = "python -m amp_kernels tune"
 
 
 @dataclass
 class Profile:
     """``times``: microseconds by product and backend. ``winners``: the backend of a product that does not go where the policy sends
-    others. ``rates``: all of :data:`RATES`, or none if they were not fitted. ``plans``: a product of the CUDA kernels whose plan is not
-    the planner's, and the plan, the numbers of GemmChoice (csrc/gemm/plan.h): kernel, tile, splits, swapped."""
+    others. ``plans``: a product of the CUDA kernels whose plan is not the planner's, and the plan, the numbers of GemmChoice
+    (csrc/gemm/plan.h): kernel, tile, splits, swapped."""
 
     machine: dict[str, str]
     times: dict[str, dict[str, float]] = field(default_factory=dict)
     winners: dict[str, str] = field(default_factory=dict)
-    rates: dict[str, float] = field(default_factory=dict)
     plans: dict[str, tuple[ProductCall, list[int]]] = field(default_factory=dict)
 
     def add(
@@ -124,13 +120,11 @@ def read(here: dict[str, str]) -> Profile:
             if found["machine"][name] != value:
                 raise ValueError(f"it was measured with {name} {found['machine'][name]}, this is {value}")
         plans = {name: (ProductCall(**call), plan) for name, (call, plan) in found["plans"].items()}
-        profile = Profile(here, dict(found["times"]), dict(found["winners"]), dict(found["rates"]), plans)
+        # Older ones also name Triton, which is no choice any more, and rates of the planner's model.
+        winners = {name: winner for name, winner in found["winners"].items() if winner != "triton"}
+        profile = Profile(here, dict(found["times"]), winners, plans)
         if unknown := set(profile.winners.values()) - set(BACKENDS):
             raise ValueError(f"it names the backends {sorted(map(str, unknown))}")
-        if profile.rates and not (
-            profile.rates.keys() == set(RATES) and all(0 < r < 1e12 for r in profile.rates.values())
-        ):
-            raise ValueError(f"its rates are {profile.rates}")
         if wrong := [plan for _, plan in plans.values() if not _is_plan(plan)]:
             raise ValueError(f"it names the plans {wrong}")
         return profile

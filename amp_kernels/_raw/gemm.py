@@ -182,8 +182,6 @@ gemm_accumulate_op = define(
 )
 
 
-#: Sets three rates of the planner's model (csrc/gemm/cost.h) for the GPU of ``on``.
-set_gemm_rates = KernelOp("_set_gemm_rates(Tensor on, float clock, float power, float dram) -> ()")
 #: What :func:`amp_kernels._dispatch.policy.set_plan` calls.
 set_gemm_plan = KernelOp("_set_gemm_plan(Tensor on, int[] product, str activation, int[] plan) -> ()")
 

@@ -10,7 +10,8 @@
 one to an fp32 ``c``, and leaves the memory of empty groups untouched. Numerics are those of ``gemm``.
 
 An element outside a group, NaN or not, reaches no result of that group; elements past the last end reach none. A kernel clamps each end
-to ``[previous end, T]``, so it touches nothing outside of its tensors. The host reads no end; the CPU kernel refuses bad ones.
+to ``[previous end, T]``, so it touches nothing outside of its tensors. The host reads no end, except for
+torch's products (``amp_kernels/_aten``); the CPU kernel refuses bad ones.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 
 from .._raw.column_sums import check
-from ._gemm_epilogue import column_sums_kernel
 from ._tables import on
 
 BLOCK = (32, 128)  # rows and columns in flight in a program
@@ -41,6 +40,18 @@ def shares_kernel(x, slots, rows, columns, pitch, shares, BLOCK_ROWS: tl.constex
         at, mask = block(first, rows, column, columns, pitch, BLOCK_ROWS)
         total += tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
     tl.store(slots + share * columns + column, tl.sum(total, 0), mask=column < columns)
+
+
+@triton.jit(do_not_specialize=["rows", "columns"])
+def column_sums_kernel(partials, sums, rows, columns, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):
+    """``sums[column]`` of the fp32 ``partials[rows, columns]``."""
+    column = tl.program_id(0) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    acc = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    for first in range(0, rows, BLOCK_ROWS):
+        row = first + tl.arange(0, BLOCK_ROWS)
+        inside = (row < rows)[:, None] & (column < columns)[None, :]
+        acc += tl.load(partials + row.to(tl.int64)[:, None] * columns + column[None, :], mask=inside, other=0.0)
+    tl.store(sums + column, tl.sum(acc, axis=0), mask=column < columns)
 
 
 def column_sums(x: torch.Tensor) -> torch.Tensor:

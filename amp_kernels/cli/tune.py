@@ -4,19 +4,21 @@ writes the profile by which policy and planner choose (amp_kernels/_dispatch/pro
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from .._dispatch import policy, profile
+from .._dispatch import load, policy, profile
 from .._dispatch.library import REGISTRY
 from .._dispatch.product_call import FIELDS, ProductCall
-from . import _function, _rates
+from . import _function
 
 ROUNDS = 9
 SAMPLE_US = 4000  # of a backend in a round
@@ -53,17 +55,16 @@ def run(options: argparse.Namespace) -> int:
         return 2
     device = torch.device("cuda", torch.cuda.current_device())
     gpu = torch.cuda.get_device_properties(device)
-    chip = {"sm_count": gpu.multi_processor_count, "capability": 10 * gpu.major + gpu.minor}
+    chip = {
+        "sm_count": gpu.multi_processor_count,
+        "capability": 10 * gpu.major + gpu.minor,
+        "geforce": gpu.name.startswith("NVIDIA GeForce"),
+    }
     found = tuned(calls, profile.machine(None), device, timed, chip)
-    ours = {call: found.times[str(call)]["cuda"] for call in calls if "cuda" in found.times.get(str(call), {})}
-    found.rates = _rates.fitted(ours, **chip) or found.rates
     for call in map(str, calls):
         times = ", ".join(f"{name} {us:.1f}" for name, us in found.times.get(call, {}).items())
         chosen = [found.winners[call]] if call in found.winners else ["another tile"] if call in found.plans else []
         print(f"{call}: {times} us" + "".join(f"; {name} from now on" for name in chosen))
-    print(
-        "rates of the planner: " + (", ".join(f"{name} {rate:.4g}" for name, rate in found.rates.items()) or "as built")
-    )
     print(f"wrote {found.save()}; it holds for processes that start from now on")
     return 0
 
@@ -128,9 +129,16 @@ def tuned(
     return found
 
 
+def planner() -> ModuleType | None:
+    """The module ``_host``, if it was built."""
+    if load.build_info().get("libraries", {}).get("host", {}).get("built") is not True:
+        return None
+    return importlib.import_module(f"{load.PACKAGE.name}._host")
+
+
 def plans_of(call: ProductCall, chip: dict[str, int]) -> dict[str, list[int]]:
     """Plans for a product by name, in addition to the planner's own: the fastest by its model. None for operands that are copied first."""
-    host = _rates.planner()
+    host = planner()
     if host is None:
         return {}
     own, tiles = host.plan_gemm(**call.request(), **chip), host.gemm_candidates()

@@ -232,7 +232,8 @@ def grouped_mm(
     Args:
         a, b: two or three dimensions, any strides. T, K and G may be 0.
         offs: int32 ``[G]`` on the device of ``a``, the exclusive ends of the groups in ascending order. The host does not read
-            them on a GPU, so calls neither synchronize nor break a CUDA graph, which may be replayed with other values.
+            them on a GPU with CUDA kernels of this package, so calls neither synchronize nor break a CUDA graph, which may be
+            replayed with other values. Elsewhere torch multiplies, and the host reads them for all but plain bf16 products.
         bias: ``[G, N]``, a row per group, or ``[N]``; its dtype as in :func:`linear`. For the first and the last form.
         out_dtype: fp16, bf16 or fp32 for 16-bit operands; otherwise their own. Default: the working dtype.
         activation: as in :func:`linear`, ``None`` for ``"none"``. For the first and the last form.

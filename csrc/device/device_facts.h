@@ -4,12 +4,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string_view>
 
 namespace ak {
 
 /// Properties used by launchers and planners.
 struct DeviceFacts {
   int sm_count, capability, shared_limit;  ///< capability: 10 major + minor
+  bool geforce;                            ///< its name begins with "NVIDIA GeForce"
 };
 
 namespace detail {
@@ -17,7 +19,7 @@ namespace detail {
 /// Process-wide cache, by device.
 struct KnownDevices {
   static constexpr int kMost = 64;
-  std::atomic<uint64_t> facts[kMost] = {};  ///< shared_limit, capability, sm_count, in 32, 16 and 16 bits; 0: unknown
+  std::atomic<uint64_t> facts[kMost] = {};  ///< geforce, shared_limit, capability, sm_count; 0: unknown
   std::atomic<int> generation = 0;          ///< number of calls of forget()
 
   void forget() {
@@ -44,18 +46,24 @@ inline cudaError_t device_facts(int device, DeviceFacts* facts) {
       const cudaError_t error = cudaDeviceGetAttribute(&answers[i], kAsked[i], device);
       if (error != cudaSuccess) return error;
     }
-    packed = static_cast<uint64_t>(answers[3]) << 32 | static_cast<uint64_t>(10 * answers[1] + answers[2]) << 16 |
-             static_cast<uint64_t>(answers[0]);
+    cudaDeviceProp properties;
+    const cudaError_t error = cudaGetDeviceProperties(&properties, device);
+    if (error != cudaSuccess) return error;
+    constexpr std::string_view kGeForce = "NVIDIA GeForce";
+    const uint64_t geforce = std::string_view(properties.name).starts_with(kGeForce);
+    packed = geforce << 63 | static_cast<uint64_t>(answers[3]) << 32 |
+             static_cast<uint64_t>(10 * answers[1] + answers[2]) << 16 | static_cast<uint64_t>(answers[0]);
     known = packed;
   }
-  *facts = {static_cast<int>(packed & 0xffff), static_cast<int>(packed >> 16 & 0xffff), static_cast<int>(packed >> 32)};
+  *facts = {static_cast<int>(packed & 0xffff), static_cast<int>(packed >> 16 & 0xffff),
+            static_cast<int>(packed >> 32 & 0x7fffffff), (packed >> 63) != 0};
   return cudaSuccess;
 }
 
 /// Properties of the current device, or a lower bound if the query fails.
 inline DeviceFacts current_device_facts() {
   int device = 0;
-  DeviceFacts facts{1, 0, 48 * 1024};
+  DeviceFacts facts{1, 0, 48 * 1024, false};
   if (cudaGetDevice(&device) == cudaSuccess) device_facts(device, &facts);
   return facts;
 }

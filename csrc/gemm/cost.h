@@ -50,7 +50,8 @@ inline GemmRows gemm_rows(int length, uint64_t bytes) {
 /// The GPU and the kernels compiled for it.
 struct GemmChip {
   int sm_count = 132;
-  int capability = 90;  ///< 10 major + minor
+  int capability = 90;   ///< 10 major + minor
+  bool geforce = false;  ///< an NVIDIA GeForce: half of the multiply-adds with fp32 sums
   bool sm90 = true, sm80 = true;
   GemmRates rates;
 };
@@ -342,7 +343,11 @@ inline constexpr Sm80TileCost kSm80Tiles[] = {{128, 256, 1}, {128, 128, 2}, {64,
 /// Microseconds of a product with a tile of gemm_sm80.
 inline double sm80_time(const GemmRequest& r, const GemmChip& chip, const Sm80TileCost& t, int splits) {
   constexpr double kL2Bytes = 32, kStoreBytes = 16, kFill = 2000;
-  const double multiply_adds = chip.capability == 90 ? 1270 : chip.capability == 80 ? 1024 : 512;  // per cycle
+  const double multiply_adds =  // per cycle
+      chip.capability == 90   ? 1270
+      : chip.capability == 80 ? 1024
+      : chip.geforce          ? 256
+                              : 512;
   const bool halved = halves_columns(r);
   const double columns = halved ? r.n / 2 : r.n, tile_columns = halved ? t.n / 2 : t.n;
   const double tiles_m = whole(r.m, t.m), tiles_n = whole(columns, tile_columns);

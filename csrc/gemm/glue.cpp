@@ -344,12 +344,6 @@ Tensor run_syrk(const Tensor& a, const Tensor& b, std::optional<Tensor> c, doubl
 }
 
 #ifndef AK_ON_CPU
-// Rates that `tune` fits to a GPU; set before its first product.
-void set_gemm_rates(const Tensor& on, double clock, double power, double dram) {
-  GemmRates& rates = gemm_tuning(on).rates;
-  rates.clock = clock, rates.power = power, rates.dram = dram;
-}
-
 // Plan {kernel, tile, splits, swapped} of a product, whose fields are those of GemmKey in order, activation apart.
 // Without a plan the planner decides again.
 void set_gemm_plan(const Tensor& on, std::vector<int64_t> product, std::string activation, std::vector<int64_t> plan) {
@@ -388,7 +382,6 @@ AK_OPS(m) {
   m.impl("segmented_gemm_accumulate_", TORCH_BOX(&ak::run_segmented_accumulate));
   m.impl("syrk", TORCH_BOX(&ak::run_syrk));
 #ifndef AK_ON_CPU
-  m.impl("_set_gemm_rates", TORCH_BOX(&ak::set_gemm_rates));
   m.impl("_set_gemm_plan", TORCH_BOX(&ak::set_gemm_plan));
 #endif
 }

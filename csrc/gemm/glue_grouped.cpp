@@ -86,7 +86,7 @@ struct Call {
 #ifdef AK_ON_CPU
     target.launch(grouped_gemm_cpu, grouped);
 #else
-    GroupedLaunch(target).run(grouped, gemm_tuning(a.tensor).rates);
+    GroupedLaunch(target).run(grouped);
 #endif
   }
 };

@@ -15,10 +15,8 @@
 
 namespace ak {
 
-/// Measurements of `tune` on a GPU: rates of the planner's model, before those of an H200, and plans of products. Set
-/// while no other thread multiplies.
+/// The plans of products that `tune` found on a GPU. Set while no other thread multiplies.
 struct GemmTuning {
-  GemmRates rates;
   std::map<GemmKey, GemmChoice> plans;
 
   GemmChoice wanted(const GemmProblem& q) const {
@@ -33,9 +31,9 @@ inline GemmTuning& gemm_tuning(const Tensor& on) {
 }
 
 /// The chip of a call, with the kernels that this build has for it.
-inline GemmChip chip_of(const OpCall& call, const GemmRates& rates) {
+inline GemmChip chip_of(const OpCall& call) {
   const GpuProperties gpu = call.target().properties();
-  GemmChip chip{.sm_count = gpu.sm_count, .capability = gpu.capability, .rates = rates};
+  GemmChip chip{.sm_count = gpu.sm_count, .capability = gpu.capability, .geforce = gpu.geforce};
 #ifndef AK_HAS_SM90a
   chip.sm90 = false;
 #endif
@@ -72,7 +70,7 @@ class GemmLaunch {
     const GemmChoice wanted = tuning.wanted(q);
     if (q.k == 0) sum_over_zeros(call_, q);
     const GemmRequest request = request_of(q);
-    GemmChip chip = chip_of(call_, tuning.rates);
+    GemmChip chip = chip_of(call_);
     const auto launched = [&] {
       const GemmPlan plan = plan_gemm_once(request, chip, wanted);
       return q.type == DType::kFloat16 ? launch<fp16>(q, plan) : launch<bf16>(q, plan);
@@ -88,7 +86,7 @@ class GemmLaunch {
     GemmProblem whole = q;
     whole.a = nullptr;  // as aligned as fresh memory
     whole.ld_a = q.m_major_a ? q.m : q.k;
-    const GemmPlan plan = plan_gemm_once(request_of(whole), chip_of(call_, tuning.rates), tuning.wanted(whole));
+    const GemmPlan plan = plan_gemm_once(request_of(whole), chip_of(call_), tuning.wanted(whole));
     if (plan.kernel != GemmKernel::kSm90) return false;
     if (gemm_sm90_refuses(q, {plan.tile, plan.splits, plan.swapped})) return false;
     return q.type == DType::kFloat16 ? product<fp16>(q, plan) : product<bf16>(q, plan);
@@ -149,16 +147,16 @@ class GroupedLaunch {
  public:
   explicit GroupedLaunch(OpCall& call) : call_(call) {}
 
-  void run(GroupedProblem p, const GemmRates& rates) {
+  void run(GroupedProblem p) {
     if (p.product.k == 0) sum_over_zeros(call_, p.product, !p.sums);
-    const bool launched = p.product.type == DType::kFloat16 ? launch<fp16>(p, rates) : launch<bf16>(p, rates);
+    const bool launched = p.product.type == DType::kFloat16 ? launch<fp16>(p) : launch<bf16>(p);
     if (!launched) fail_without_kernel(call_);
   }
 
  private:
   template <class T>
-  bool launch(const GroupedProblem& p, const GemmRates& rates) {
-    [[maybe_unused]] const GemmChip chip = chip_of(call_, rates);
+  bool launch(const GroupedProblem& p) {
+    [[maybe_unused]] const GemmChip chip = chip_of(call_);
 #ifdef AK_HAS_SM90a
     if (chip.capability == 90 && on_sm90<T>(p)) return true;
 #endif

@@ -164,7 +164,7 @@ inline GemmPlan plan_gemm_once(const GemmRequest& request, const GemmChip& chip,
     GemmRequest r;
     int sm_count, capability;
     bool sm90;  // false for what gemm_sm90 could not do
-    GemmRates rates;
+    bool geforce;
     GemmChoice wanted;
     bool operator==(const Key&) const = default;
     std::size_t hash() const {
@@ -177,7 +177,7 @@ inline GemmPlan plan_gemm_once(const GemmRequest& request, const GemmChip& chip,
     }
   };
   thread_local Memo<Key, GemmPlan> made(1 << 12);
-  const Key key{request, chip.sm_count, chip.capability, chip.sm90, chip.rates, wanted};
+  const Key key{request, chip.sm_count, chip.capability, chip.sm90, chip.geforce, wanted};
   if (const GemmPlan* known = made.find(key)) return *known;
   std::optional<GemmPlan> found;
   const GemmPlan best = plan_gemm(request, chip, [&](const GemmPlan& p) {

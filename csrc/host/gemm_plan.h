@@ -41,6 +41,7 @@ struct GemmQuestion {
     take("symmetric", request.symmetric);
     take("sm_count", chip.sm_count);
     take("capability", chip.capability);
+    take("geforce", chip.geforce);
     take("sm90", chip.sm90);
     take("sm80", chip.sm80);
     std::string activation = "none";

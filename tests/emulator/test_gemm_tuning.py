@@ -10,13 +10,13 @@ from amp_kernels._dispatch import policy, profile
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._dispatch.product_call import ProductCall
 from amp_kernels._raw.gemm import gemm_op, set_gemm_plan
-from amp_kernels.cli import _rates, tune
+from amp_kernels.cli import tune
 from amp_kernels.testing.emulator import launches
 from amp_kernels.testing.generators import normal
 
 pytestmark = [
     pytest.mark.own_backend,
-    pytest.mark.skipif(_rates.planner() is None, reason="the package was built without pybind11"),
+    pytest.mark.skipif(tune.planner() is None, reason="the package was built without pybind11"),
 ]
 
 MACHINE = {"gpu": "Some GPU 80GB", "driver": "13000", "torch": "2.11.0", "amp_kernels": "0.1.0"}
@@ -68,7 +68,7 @@ def test_a_plan_is_what_the_kernels_run(call, emulated):
         name: math.ceil(call.m / m) * math.ceil(call.n / n) * call.batch
         for name, m, n in (("128x256", 128, 256), ("128x128", 128, 128), ("64x64", 64, 64))
     }
-    host = _rates.planner()
+    host = tune.planner()
     own = tune._name(host.plan_gemm(**call.request(), **A100), host.gemm_candidates()).removeprefix("sm80 ")
     fastest, *_ = (f"sm80 {name}" for name in tiles if name != own)
     found = tune.tuned([call], MACHINE, torch.device("cpu"), timer, A100)

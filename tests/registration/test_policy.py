@@ -95,6 +95,18 @@ def test_an_install_without_cuda_kernels_takes_torchs_products(capability):
     assert choose("gemm", "cuda", capability, built, "triton").backend == "triton"
 
 
+def test_products_without_a_triton_kernel_are_torchs():
+    """With Triton asked for, and for sums in a fixed order, which are then made of the op gemm."""
+    built = replace(PYTHON_ONLY, triton=False, tensor_cores=True, aten=True)
+    for capability in ((8, 6), (9, 0), (10, 0)):
+        assert choose("gemm_dact", "cuda", capability, built, "triton") == Choice("aten", "asked for")
+        assert choose("gemm_dact", "cuda", capability, built, own=True).backend == "aten"
+    without = replace(built, absent=(("triton", "the package triton is not installed"),))
+    with pytest.raises(BackendUnavailable, match="not installed"):
+        choose("gemm_dact", "cuda", (9, 0), without, "triton")
+    assert choose("gemm", "cuda", (9, 0), without, own=True).slow, "torch's product has no fixed order"
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_aten_is_for_products_alone(device):
     capability = (10, 0) if device == "cuda" else None

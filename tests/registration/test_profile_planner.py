@@ -1,5 +1,4 @@
-"""The planner's part of a profile: plans that `tune` chooses for products of the CUDA kernels, against a fake timer, and rates of its
-model."""
+"""The planner's part of a profile: plans that `tune` chooses for products of the CUDA kernels, against a fake timer."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -7,12 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import amp_kernels as ak
 from amp_kernels._dispatch import policy, profile
 from amp_kernels._dispatch.product_call import ProductCall
-from amp_kernels._raw.gemm import gemm_op, set_gemm_rates
-from amp_kernels.cli import _rates, tune
-from amp_kernels.testing.generators import normal
+from amp_kernels.cli import tune
 
 pytestmark = pytest.mark.own_backend
 
@@ -46,14 +42,14 @@ def test_a_plan_is_ahead_of_the_planners(samples, plan, winner):
     assert (found.plans, found.winners) == ({}, {})
 
 
-needs_host = pytest.mark.skipif(_rates.planner() is None, reason="the package was built without pybind11")
+needs_host = pytest.mark.skipif(tune.planner() is None, reason="the package was built without pybind11")
 
 
 @needs_host
 def test_plans_are_the_models_fastest_but_the_planners_own():
     call = replace(CALL, m=8192, n=3072, k=768)
     found = tune.plans_of(call, GPU)
-    host = _rates.planner()
+    host = tune.planner()
     of_name = {tune._name(p, host.gemm_candidates()): p for p in host.gemm_plans(**call.request(), **GPU)}
     own = host.plan_gemm(**call.request(), **GPU)
     assert 2 < len(found) <= tune.PLANS
@@ -68,7 +64,7 @@ def test_plans_are_the_models_fastest_but_the_planners_own():
 
 @needs_host
 def test_names_of_plans_differ():
-    host = _rates.planner()
+    host = tune.planner()
     for capability in (80, 90):
         plans = host.gemm_plans(64, 4096, 4096, capability=capability)
         assert len({tune._name(p, host.gemm_candidates()) for p in plans}) == len(plans) > 2
@@ -76,30 +72,22 @@ def test_names_of_plans_differ():
 
 def test_the_planner_is_told_when_a_device_is_first_used(monkeypatch):
     told = []
-    ops = SimpleNamespace(_set_gemm_plan=lambda on, *given: told.append(given), _set_gemm_rates=None)
+    ops = SimpleNamespace(_set_gemm_plan=lambda on, *given: told.append(given))
     monkeypatch.setattr(torch.ops, "amp_kernels", ops)
     policy._tell_planner(profile.Profile(MACHINE, plans={"x": (CALL, PLAN)}), None)
     assert told == [(*CALL.planned(), PLAN)]
 
 
-# ---- rates of the planner
-
-PRODUCTS = [call for call in tune.products(None, None) if not call.bias]
-SLOWER = {"clock": 1700.0, "power": 1.1e8, "dram": 2.9e6}
-
-
-def predicted(calls, rates):
-    host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
-    return {
-        call: host.plan_gemm(**call.request(), sm_count=114, capability=90, **rates)["microseconds"] for call in calls
-    }
-
-
-def test_rates_are_found_that_made_the_times():
-    found = _rates.fitted(predicted(PRODUCTS, SLOWER), 114, 90)
-    assert found.keys() == SLOWER.keys()
-    off = [us / other for us, other in zip(*(predicted(PRODUCTS, r).values() for r in (found, SLOWER)), strict=True)]
-    assert max(abs(ratio - 1) for ratio in off) < 0.03
+@needs_host
+def test_a_geforce_has_half_of_the_multiply_adds():
+    """Compute capability alone does not tell it from a workstation's chip."""
+    host = tune.planner()
+    shape, chip = (8192, 8192, 8192), {"sm_count": 128, "capability": 89}
+    times = [host.plan_gemm(*shape, **chip, geforce=geforce)["microseconds"] for geforce in (False, True)]
+    assert 1.8 < times[1] / times[0] < 2.1
+    for capability in (80, 90):
+        plans = [host.plan_gemm(*shape, capability=capability, geforce=geforce) for geforce in (False, True)]
+        assert plans[0] == plans[1]
 
 
 @pytest.mark.parametrize(
@@ -138,29 +126,3 @@ def test_the_planner_is_asked_for_the_product(call, request_):
     }
     aligned = dict.fromkeys(("tma_a", "tma_b", "tma_output"), True)
     assert call.request() == {"m": 8, "n": 16, "k": 24, "batch": 2, **usual, **aligned, **request_}
-
-
-def test_rates_of_the_build_stay_without_a_reason():
-    assert _rates.fitted(predicted(PRODUCTS, {}), 114, 90) == {}
-    assert _rates.fitted(predicted(PRODUCTS[:5], SLOWER), 114, 90) == {}
-    assert _rates.fitted(dict.fromkeys(PRODUCTS, 10.0), 114, 90) == {}
-
-
-def test_the_planner_takes_rates():
-    """With memory that slow k is not split, so sums come out in another order; plans are kept by rates."""
-    a = normal(64, 4096).bfloat16()
-    b = normal(4096, 64, seed=1).bfloat16()
-    host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
-    usual = [host.gemm_rates()[name] for name in profile.RATES]
-    if "emulate" in policy.why_not("cpu", None, gemm_op.built):
-        pytest.skip("the emulator was not built")
-    with ak.backend("emulate"):
-        before = gemm_op(a, b, out_dtype=torch.float32)[0]
-        try:
-            set_gemm_rates(a, 100000.0, 1.0e12, 1.0)
-            changed = gemm_op(a, b, out_dtype=torch.float32)[0]
-        finally:
-            set_gemm_rates(a, *usual)
-        after = gemm_op(a, b, out_dtype=torch.float32)[0]
-    assert torch.equal(before, after)
-    assert not torch.equal(before, changed)

@@ -12,51 +12,20 @@ from pathlib import Path
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 from triton.runtime.driver import driver
 
 from .host import Machine, Prepared
 from .interpreter.text import Kernel
 from .sources import Source
 
-MAP_BYTES = 128
 
-
-def tensor_map(machine: Machine, described, meta: dict) -> bytes:
-    """The argument that driver.c's fillTMADescriptor makes of a TensorDescriptor: dimensions from the innermost one on."""
-    encode = ctypes.c_void_p()
-    machine.runtime.cudaGetDriverEntryPointByVersion(b"cuTensorMapEncodeTiled", ctypes.byref(encode), 0, 0, None)
-    rank, size = len(described.shape), meta["elem_size"]
-    raw = ctypes.create_string_buffer(2 * MAP_BYTES)
-    at = -ctypes.addressof(raw) % MAP_BYTES
-    shape = (ctypes.c_uint64 * rank)(*reversed(described.shape))
-    strides = (ctypes.c_uint64 * rank)(*(size * stride for stride in reversed(described.strides[:-1])), 0)
-    box = (ctypes.c_uint32 * rank)(*reversed(meta["block_size"]))
-    ones = (ctypes.c_uint32 * rank)(*[1] * rank)
-    prototype = ctypes.CFUNCTYPE(
-        ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, *[ctypes.c_void_p] * 4, *[ctypes.c_int] * 4
-    )  # fmt: skip
-    kind = TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]]
-    address = described.base.data_ptr()
-    refused = prototype(encode.value)(
-        ctypes.addressof(raw) + at, kind, rank, address, shape, strides, box, ones, 0, meta["swizzle"], 2, 0
-    )
-    if refused:
-        raise RuntimeError("the driver would refuse this tensor map")
-    return raw.raw[at : at + MAP_BYTES]
-
-
-def flat(machine: Machine, signature, arguments, maps: list):
+def flat(signature, arguments):
     """The kernel's parameters as its signature lists them: bytes, or numbers as wide as the parameter."""
     for kind, value in zip(signature, arguments, strict=True):
         if isinstance(kind, tuple):
-            yield from flat(machine, kind, value, maps)
+            yield from flat(kind, value)
         elif kind == "constexpr":
             pass
-        elif kind.startswith("tensordesc"):
-            yield tensor_map(machine, value, maps.pop(0))
-            yield from value.shape
-            yield from value.strides
         elif kind.startswith(("fp", "bf")):
             yield struct.pack({"fp64": "<d"}.get(kind, "<f"), value)
         else:
@@ -100,8 +69,7 @@ class Driver:
         assert metadata.num_ctas == 1
 
         def launch(x, y, z, stream, kernel, packed, launch_metadata, enter, leave, *arguments):
-            maps = list(getattr(metadata, "tensordesc_meta", None) or [])
-            values = [*flat(self.machine, src.signature.values(), arguments, maps), 0, 0]  # no scratch
+            values = [*flat(src.signature.values(), arguments), 0, 0]  # no scratch
             data = bytearray(kernel.parameter_bytes)
             for (at, size), value in zip(kernel.parameters.values(), values, strict=True):
                 raw = value if isinstance(value, bytes) else (value % (1 << 8 * size)).to_bytes(size, "little")

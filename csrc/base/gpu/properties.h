@@ -5,7 +5,8 @@ namespace ak {
 
 struct GpuProperties {
   int sm_count;
-  int capability;  // 10 major + minor
+  int capability;        // 10 major + minor
+  bool geforce = false;  // its name begins with "NVIDIA GeForce"
 };
 
 }  // namespace ak

@@ -47,7 +47,7 @@ class Target {
   GpuProperties properties() const {
     DeviceFacts facts{};
     STD_CUDA_CHECK(device_facts(index_, &facts));
-    return {facts.sm_count, facts.capability};
+    return {facts.sm_count, facts.capability, facts.geforce};
   }
 
   void zero(void* data, size_t bytes) const {

@@ -16,7 +16,7 @@ MUTANTS = [
     Mutant(PLAN, "splits > 1 && (r.batch_invariant ||", "splits > 1 && (", "a plan changes a fixed order"),
     Mutant(LAUNCH, "plan_gemm_once(request, chip, wanted)", "plan_gemm_once(request, chip)", "plans are forgotten"),
     Mutant(PLAN, "found.value_or(best)", "best", "the planner's plan after all"),
-    Mutant(PLAN, "chip.rates, wanted};", "chip.rates};", "the plan that was made without a profile"),
+    Mutant(PLAN, "chip.geforce, wanted};", "chip.geforce};", "the plan that was made without a profile"),
     Mutant(PLAN, "tile, splits, swapped} == c", "tile, splits, swapped}.kernel == c.kernel", "any tile of the kernel"),
     Mutant(PLAN, ".keeps_z = e.z.data != nullptr", ".keeps_z = false", "a product with its pre-activation is one without"),
     Mutant(PLAN, ".m_major_a = q.m_major_a", ".m_major_a = q.n_major_b", "the layout of B in place of that of A"),
