@@ -24,10 +24,9 @@ from . import (
     residual,
     residual_blocks,
     rotary,
-    split,
     waiting,
 )
-from ._derived import base_of, derived
+from ._derived import base_of, derived, forward_of
 from ._wrapped import own_class, wrapped_as
 from .cross_entropy import CrossEntropyLoss
 from .embedding import Embedding
@@ -149,32 +148,30 @@ def convert(
     changes = _Changes(report)
     with changes.all_or_none():
         _convert(modules, skipped, changes)
-        if fuse_residuals:
-            _fuse_residuals(modules, skipped, changes)
-            _give_splits(modules, skipped)
-        if fuse_loss:
-            _fuse(modules, skipped, changes, head_loss)
-        if fuse_rotary:
-            _fuse(modules, skipped, changes, rotary)
+        fused_modules = {
+            "fuse_residuals": _fuse_residuals(modules, skipped, changes) if fuse_residuals else None,
+            "fuse_loss": _fuse(modules, skipped, changes, head_loss) if fuse_loss else None,
+            "fuse_rotary": _fuse(modules, skipped, changes, rotary) if fuse_rotary else None,
+        }
     changes.summarise()
     package = __name__.partition(".")[0] + "."
     if not any(each.__module__.startswith(package) for _, module in modules for each in type(module).__mro__):
         left = _counted(changes.left)
         logger.warning("convert: nothing in the model (%s) is replaced; left alone: %s", type(model).__name__, left)
-    # A module that takes part has the forward of an option in its class, or an attribute of its own.
-    marks = {vars(own_class(module)).get("_amp_kernels_forward") for _, module in modules}
-    marks = marks.union(*(vars(module) for _, module in modules))
-    options: dict[str, tuple[bool, set]] = {
-        "fuse_residuals": (fuse_residuals, {residual.forward, split.NAME}),
-        "fuse_loss": (fuse_loss, {head_loss.forward}),
-        "fuse_rotary": (fuse_rotary, {rotary.forward}),
-    }
-    for option, (asked, of_option) in options.items():
-        if asked and marks.isdisjoint(of_option):
+    for option, count in fused_modules.items():
+        if count == 0:
+            hint = _HINTS.get(option, "")
+            kind = type(model).__name__
             logger.warning(
-                "convert: %s=True changes nothing: the model (%s) has no module for it", option, type(model).__name__
+                "convert: %s=True changes nothing: the model (%s) has no module for it%s", option, kind, hint
             )
+    unknown = {type(module).__name__ for _, module in modules if module not in skipped and rotary.is_attention(module)}
+    if fuse_rotary and unknown:
+        logger.warning("convert: fuse_rotary=True leaves %s: no model file in the table", ", ".join(sorted(unknown)))
     return model
+
+
+_HINTS = {"fuse_residuals": "; amp_kernels.nn.register_block names a block's class"}
 
 
 def _convert(modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.Module], changes: _Changes) -> None:
@@ -200,25 +197,21 @@ def _convert(modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.M
 
 def _fuse_residuals(
     modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.Module], changes: _Changes
-) -> None:
+) -> int:
+    """The number of blocks."""
     names = {module: name for name, module in modules if module not in skipped}
+    count = 0
     for module, plan in residual_blocks.fusible(names):
         kind = own_class(module)
         if plan is None:
             name = names[module] or "the model"
-            logger.debug("convert: %s (%s) keeps its additions: no norm is seen to get one", name, kind.__name__)
+            logger.debug("convert: %s (%s) keeps its additions: its class is not known", name, kind.__name__)
             continue
         if base_of(kind) is None:
             changes.replace(names[module], module, derived(kind, residual.forward))
         residual.set_plan(module, plan)
-
-
-def _give_splits(modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.Module]) -> None:
-    for _, module in modules:
-        found = None if module in skipped else fused.operands(module)
-        # More features out than in: the last layer of a branch, whose result goes to an addition, has no more.
-        if found and found[0].shape[0] > found[0].shape[1]:
-            split.give_split(module)
+        count += 1
+    return count
 
 
 def _fuse(
@@ -226,11 +219,14 @@ def _fuse(
     skipped: set[torch.nn.Module],
     changes: _Changes,
     fusion: ModuleType,
-) -> None:
-    """Give each module that ``fusion`` (:mod:`.head_loss` or :mod:`.rotary`) knows its forward."""
+) -> int:
+    """Give each module that ``fusion`` (:mod:`.head_loss` or :mod:`.rotary`) knows its forward; the number of those that have it."""
+    count = 0
     for name, module in modules:
         if module not in skipped and fusion.fusible(module):
             changes.replace(name, module, derived(own_class(module), fusion.forward))
+        count += forward_of(own_class(module)) is fusion.forward
+    return count
 
 
 def revert(model: Model) -> Model:
@@ -269,8 +265,9 @@ def revert(model: Model) -> Model:
             logger.debug("revert: %s (%s) is left alone: it has %s", name or "the model", kind.__name__, more)
         else:
             residual.set_plan(module, None)
-            for attribute in (split.NAME, waiting.NAME):
-                vars(module).pop(attribute, None)
+            vars(module).pop(waiting.NAME, None)
+            if forward_of(kind) is rotary.forward:
+                rotary.restore(original)
             module.__class__ = wrapped_as(module, original)
     return model
 
