@@ -80,13 +80,11 @@ def convert(
     ``fuse_residuals`` saves what blocks add and copy between layers. A norm also makes the addition in front of it: ``norm(residual +
     branch)`` is one kernel forward and one backward. The norm may belong to the module that adds, be the first of a submodule or of
     the next block, or the last of the model. This covers the blocks of transformers (GPT-2, Llama, BERT, T5, ViT and others),
-    torchvision and timm, torch.nn's Transformer layers, and others alike. A module is recognised by running its forward on a few
-    numbers; any other stays as it is. Its own forward also runs in training. Additions between blocks stay torch's under activation
-    checkpointing, and all do on sharded parameters and in torch.inference_mode. Results have the bits of the separate addition, and
-    gradients too, except that the gradient of a 16-bit residual stream is rounded once less. On Hopper a layer whose result is split
-    along its features, such as into queries, keys and values, makes the pieces as :func:`amp_kernels.linear` does with ``split=``,
-    from its second call on: by ``split``, ``chunk``, slices, or views and ``unbind``. torch.compile fuses additions by itself, so the
-    option is for eager training.
+    torchvision and timm that name their norms like these, torch.nn's Transformer layers, and classes that were given to
+    :func:`amp_kernels.nn.register_block`; any other module stays as it is. The block's own forward runs. Additions between blocks stay
+    torch's under activation checkpointing, and all do on sharded parameters and in torch.inference_mode. Results have the bits of the
+    separate addition, and gradients too, except that the gradient of a 16-bit residual stream is rounded once less. torch.compile
+    fuses additions by itself, so the option is for eager training.
 
     With ``fuse_loss`` a causal language model of transformers (GPT2LMHeadModel, LlamaForCausalLM, ...) computes its head and its loss
     by :func:`amp_kernels.linear_cross_entropy` when it is called with ``labels=`` in training mode. The logits of all tokens never
@@ -95,10 +93,11 @@ def convert(
     torch.compile, with ``return_dict=False``, with a loss function set by the user, and while the head has hooks, was replaced or is a
     DTensor.
 
-    With ``fuse_rotary`` the attention of transformers' models (Llama, Mistral, Qwen3, Phi, Cohere and others) turns queries and keys by
-    :func:`amp_kernels.rotary`, which also makes their norms, if there are any: one kernel forward and one backward. This covers every
-    module whose forward calls a function ``apply_rotary_pos_emb`` that computes the formula on a few numbers. Results are rounded once,
-    where the model's own operations round each product and sum. torch.compile fuses these operations by itself.
+    With ``fuse_rotary`` the attention of transformers' models (Llama, Mistral, Qwen3, Phi, Cohere and others in a table of model files)
+    turns queries and keys by :func:`amp_kernels.rotary`: one kernel forward and one backward. The function ``apply_rotary_pos_emb`` of
+    the model file is replaced, until :func:`revert`, by one that calls it except in converted attention: other models of the file in
+    the process keep their bits. Results are rounded once, where the model's own operations round each product and sum. torch.compile
+    fuses these operations by itself.
 
     ``fully_shard`` and ``replicate`` may be called before or after. Wrapped modules stay wrapped, also after :func:`revert`.
     They get hooks, so a layer that is wrapped alone runs unfused; wrap the block around it instead.
@@ -112,23 +111,25 @@ def convert(
     - standalone activations, for which torch's kernels are already as good.
 
     The logger ``amp_kernels`` reports replaced and other modules by class in one INFO line, and by module in DEBUG lines; it
-    warns if no module of the model is replaced, and of an option that no module fits. A second call changes nothing.
+    warns if no module of the model is replaced, of an option that no module fits, and of attention with a rotary embedding whose model
+    file is not in the table. A second call changes nothing.
 
     Args:
         model: any module.
         skip: names of modules or classes to leave unchanged. A name includes everything inside that module, even if it is also
             used elsewhere in the model.
         report: also print a line for each replaced module, and for each other module with parameters, with the reason.
-        fuse_residuals: let norms make the additions in front of them, and layers the pieces that their results are split into.
+        fuse_residuals: let norms make the additions in front of them.
         fuse_loss: let causal language models compute head and loss as one op in training.
-        fuse_rotary: let attention turn queries and keys, and make their norms, as one op.
+        fuse_rotary: let attention turn queries and keys as one op.
 
     Returns:
         ``model``.
 
     Raises:
         TypeError: ``model`` is not a torch.nn.Module or is a scripted one, or an entry of ``skip`` is neither a name nor a class.
-        ValueError: ``model`` has no module of a name in ``skip``. The model is unchanged in both cases.
+        ValueError: ``model`` has no module of a name in ``skip``, or a registered block no norm of a given name. The model is unchanged
+            in all cases.
 
     Examples:
         >>> layers = torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4)

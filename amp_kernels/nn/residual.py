@@ -22,7 +22,7 @@ from ._derived import base_of, shows
 from ._probe import standing_in
 from ._wrapped import is_untouched, own_class
 from .norm import LayerNorm, RMSNorm
-from .waiting import Successor, is_awaited
+from .waiting import NAME, Successor
 
 _ADDITIONS = (Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add)
 LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict)
@@ -51,16 +51,14 @@ class Run:
             self.at, self.added = paths.index(path, self.at + 1 if later else 0), 0
 
     def add(self, one: Any, other: Any) -> Any:
-        operands = _stream_and_branch(one, other)
-        if operands is not None:
+        if operands := _stream_and_branch(one, other):
             _, skipped, successor = self.plan.steps[self.at]
             planned, self.added = self.added == skipped, self.added + 1
-            if planned and successor is not None and successor.is_ready():
-                found = _norm_of_sum(successor.norm, *operands)
-                if found is not None:
-                    y, total = found
-                    successor.give(total, y)
-                    return total
+            ready = planned and successor is not None and successor.is_ready()
+            if ready and (found := _norm_of_sum(successor.norm, *operands)):
+                y, total = found
+                successor.give(total, y)
+                return total
         total = one + other
         return Branch.of(total, self) if type(total) is Tensor else total
 
@@ -97,10 +95,9 @@ class Branch(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             result = function(*args, **kwargs)
         source = next((each for each in args if type(each) is Branch), None)
-        is_attribute = function.__name__ == "__get__"  # such as _base
-        if compiling or is_attribute or source is None or type(result) is not Tensor or result.shape != source.shape:
-            return result
-        return Branch.of(result, source.run)
+        computed = function.__name__ != "__get__" and not compiling  # and not an attribute, such as _base
+        same_shape = source is not None and type(result) is Tensor and result.shape == source.shape
+        return Branch.of(result, source.run) if computed and same_shape else result
 
 
 def plain(value: Any) -> Any:
@@ -160,7 +157,7 @@ class Submodule:
         self.run.enter(self.path)
         result = self.module(*plain(args), **plain(kwargs))
         first = result[0] if type(result) is tuple and result else result
-        if type(first) is not Tensor or is_awaited(first):
+        if type(first) is not Tensor or NAME in vars(first):  # a sum whose norm waits, in this very object
             return result
         branch = Branch.of(first, self.run)
         return branch if first is result else (branch, *result[1:])
@@ -198,10 +195,9 @@ def forward(self, *args: Any, **kwargs: Any) -> Any:
         kwargs = {name: Branch.of(x, run) if type(x) is Tensor else x for name, x in kwargs.items()}
     view = standing_in(self, _modules=_submodules(self._modules, run))
     before = dict(vars(view))
-    result = plain(base.forward(view, *args, **kwargs))
-    written = {name: value for name, value in vars(view).items() if before.get(name, view) is not value}
-    vars(self).update(plain(written))
-    return result
+    result = base.forward(view, *args, **kwargs)
+    vars(self).update(plain({name: x for name, x in vars(view).items() if before.get(name, view) is not x}))  # written
+    return plain(result)
 
 
 def set_plan(module: torch.nn.Module, plan: Plan | None) -> None:

@@ -39,27 +39,29 @@ _NORMS = (
 )
 _KNOWN = {frozenset(names.split()) - {"+"}: tuple(names.split()) for names in _NORMS}
 _KNOWN_BY_CLASS = {"GPTNeoXLayer": ("input_layernorm", "post_attention_layernorm", "+")}
-_PACKAGES = ("torch", "torchvision", "timm", "transformers")
-_BLOCKS = re.compile(r"(Layer|Block|SelfOutput|Output|LayerFF|LayerSelfAttention|LayerCrossAttention)$")
+_BLOCKS = re.compile(
+    r"(torch|torchvision|timm|transformers)\..*(Layer|Block|Output|LayerFF|Layer(Self|Cross)Attention)"
+)
 _registered: dict[type[torch.nn.Module], tuple[str, ...]] = {}
 
 Items = list[tuple[str, int]]  # paths of norms and blocks, each with the number of additions that are skipped behind it
 
 
 def register_block(kind: type[torch.nn.Module], *norms: str) -> None:
-    """Let ``convert(fuse_residuals=True)`` fuse additions in modules of the class ``kind``, such as the blocks of a model of your own.
+    """Let ``convert(fuse_residuals=True)`` fuse the residual additions of modules of a class, such as the blocks of a model of your own.
 
     Known without it are the blocks of transformers, torchvision and timm that name their norms like Llama, GPT-2, Phi, BERT, T5, BART,
     ViT, CLIP or Swin, and the Transformer layers of torch.nn.
 
     The forward of ``kind`` finds tensors of a subclass of torch.Tensor where its submodules return tensors, so it must not ask for their
-    exact class. Its results have the same bits, whatever ``norms`` says: a wrong order costs one norm, computed once.
+    exact class, nor write in place to a sum that a norm gets. Results have the same bits whatever ``norms`` says: a wrong order costs
+    one norm, computed once.
 
     Args:
         kind: the class, not a subclass or base of it.
-        norms: names of norms among the submodules, in the order in which the forward calls them, with one addition between two; also
-            names of submodules that begin with a norm and have registered classes. ``"+"`` behind a name stands for an addition whose
-            sum no norm gets. By default all of them, in the order of ``named_modules``.
+        norms: names of norms among the submodules, or of submodules that are such blocks, in the order in which the forward calls them,
+            with one addition between two. ``"+"`` behind a name stands for an addition whose sum no norm gets. By default all of them,
+            in the order of ``named_modules``.
 
     Raises:
         TypeError: ``kind`` is no class of modules, or a name is no string.
@@ -105,12 +107,12 @@ def fusible(modules: Iterable[torch.nn.Module]) -> Iterator[tuple[torch.nn.Modul
 def _items(module: torch.nn.Module, blocks: dict[torch.nn.Module, Items]) -> Items:
     kind = own_class(module)
     kind = base_of(kind) if kind.forward is forward else kind
-    leaves = _leaves(module._modules)
     if "forward" in vars(module) or base_of(kind) is not None:
         return []
+    leaves = _leaves(module._modules)
     if kind in _registered:
         names = _registered[kind] or tuple(p for p, child in leaves.items() if is_norm(child) or child in blocks)
-    elif kind.__module__.partition(".")[0] in _PACKAGES and _BLOCKS.search(kind.__name__):
+    elif _BLOCKS.fullmatch(f"{kind.__module__}.{kind.__name__}"):
         norms = frozenset(path for path, child in leaves.items() if is_norm(child))
         names = _KNOWN_BY_CLASS.get(kind.__name__) or _KNOWN.get(norms, ())
     else:
