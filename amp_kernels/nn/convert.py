@@ -166,9 +166,10 @@ def convert(
             logger.warning(
                 "convert: %s=True changes nothing: the model (%s) has no module for it%s", option, kind, hint
             )
-    unknown = {type(module).__name__ for _, module in modules if module not in skipped and rotary.is_attention(module)}
-    if fuse_rotary and unknown:
-        logger.warning("convert: fuse_rotary=True leaves %s: no model file in the table", ", ".join(sorted(unknown)))
+    left = {own_class(module) for _, module in modules if module not in skipped and rotary.is_attention(module)}
+    for kind in left if fuse_rotary else ():
+        file = kind.forward.__module__
+        logger.warning("convert: fuse_rotary=True leaves %s: %s is not in the table of files", kind.__name__, file)
     return model
 
 

@@ -54,8 +54,7 @@ class Run:
         if operands := _stream_and_branch(one, other):
             _, skipped, successor = self.plan.steps[self.at]
             planned, self.added = self.added == skipped, self.added + 1
-            ready = planned and successor is not None and successor.is_ready()
-            if ready and (found := _norm_of_sum(successor.norm, *operands)):
+            if planned and successor and successor.is_ready() and (found := _norm_of_sum(successor.norm, *operands)):
                 y, total = found
                 successor.give(total, y)
                 return total
