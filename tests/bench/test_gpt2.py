@@ -66,9 +66,8 @@ def test_a_conversion_with_fused_residuals_runs_the_norms_of_the_edited_forward(
     def ops(fuse_residuals, fused_norms):
         model = ak.convert(gpt2.fresh(config, torch.device("cpu")), fuse_residuals=fuse_residuals)
         model.fused_loss, model.fused_norms = True, fused_norms
-        with ak.backend("emulate"), torch.autocast("cpu", torch.bfloat16):
-            with Trace() as found:
-                model(*data).backward()
+        with ak.backend("emulate"), torch.autocast("cpu", torch.bfloat16), Trace() as found:
+            model(*data).backward()
         return Counter((op.name, *op.shapes, *op.dtypes) for op in found.ops if "norm" in op.name)
 
     edited = ops(False, True)
