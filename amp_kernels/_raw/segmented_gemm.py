@@ -60,11 +60,7 @@ def reads(a: Sequence[Tensor]) -> bool:
             return False
         if type(t) in PLAIN and t.data_ptr() % 16:
             return False
-    return chosen(a[0])
-
-
-def chosen(on: Tensor) -> bool:
-    """True if such a product of a tensor there is that of a kernel which reads segments."""
+    on = a[0]
     if on.is_cuda and not torch.cuda.is_available():
         return False
     backend = policy.select(op, on)

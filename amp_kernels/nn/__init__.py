@@ -30,6 +30,7 @@ from .main_grad import accumulate_fp32
 from .mlp import MLP
 from .norm import LayerNorm, RMSNorm
 from .override_matmul import override_matmul
+from .residual_blocks import register_block
 from .to_half import to_half
 
 __getattr__ = _attributes_of(__name__)
@@ -47,6 +48,7 @@ __all__ = [
     "convert",
     "functional",
     "override_matmul",
+    "register_block",
     "revert",
     "to_half",
 ]

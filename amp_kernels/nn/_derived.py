@@ -60,6 +60,11 @@ def base_of(kind: type) -> type[torch.nn.Module] | None:
     return vars(kind).get("_amp_kernels_base")
 
 
+def forward_of(kind: type) -> Callable | None:
+    """The forward of a class created by :func:`derived`; ``None`` for any other class."""
+    return vars(kind).get("_amp_kernels_forward")
+
+
 def own_forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     """The original forward of ``module``, an instance of a derived class."""
     return module._amp_kernels_base.forward(module, *args, **kwargs)

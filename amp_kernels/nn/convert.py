@@ -24,10 +24,9 @@ from . import (
     residual,
     residual_blocks,
     rotary,
-    split,
     waiting,
 )
-from ._derived import base_of, derived
+from ._derived import base_of, derived, forward_of
 from ._wrapped import own_class, wrapped_as
 from .cross_entropy import CrossEntropyLoss
 from .embedding import Embedding
@@ -81,13 +80,11 @@ def convert(
     ``fuse_residuals`` saves what blocks add and copy between layers. A norm also makes the addition in front of it: ``norm(residual +
     branch)`` is one kernel forward and one backward. The norm may belong to the module that adds, be the first of a submodule or of
     the next block, or the last of the model. This covers the blocks of transformers (GPT-2, Llama, BERT, T5, ViT and others),
-    torchvision and timm, torch.nn's Transformer layers, and others alike. A module is recognised by running its forward on a few
-    numbers; any other stays as it is. Its own forward also runs in training. Additions between blocks stay torch's under activation
-    checkpointing, and all do on sharded parameters and in torch.inference_mode. Results have the bits of the separate addition, and
-    gradients too, except that the gradient of a 16-bit residual stream is rounded once less. On Hopper a layer whose result is split
-    along its features, such as into queries, keys and values, makes the pieces as :func:`amp_kernels.linear` does with ``split=``,
-    from its second call on: by ``split``, ``chunk``, slices, or views and ``unbind``. torch.compile fuses additions by itself, so the
-    option is for eager training.
+    torchvision and timm that name their norms like these, torch.nn's Transformer layers, and classes that were given to
+    :func:`amp_kernels.nn.register_block`; any other module stays as it is. The block's own forward runs. Additions between blocks stay
+    torch's under activation checkpointing, and all do on sharded parameters and in torch.inference_mode. Results have the bits of the
+    separate addition, and gradients too, except that the gradient of a 16-bit residual stream is rounded once less. torch.compile
+    fuses additions by itself, so the option is for eager training.
 
     With ``fuse_loss`` a causal language model of transformers (GPT2LMHeadModel, LlamaForCausalLM, ...) computes its head and its loss
     by :func:`amp_kernels.linear_cross_entropy` when it is called with ``labels=`` in training mode. The logits of all tokens never
@@ -96,10 +93,11 @@ def convert(
     torch.compile, with ``return_dict=False``, with a loss function set by the user, and while the head has hooks, was replaced or is a
     DTensor.
 
-    With ``fuse_rotary`` the attention of transformers' models (Llama, Mistral, Qwen3, Phi, Cohere and others) turns queries and keys by
-    :func:`amp_kernels.rotary`, which also makes their norms, if there are any: one kernel forward and one backward. This covers every
-    module whose forward calls a function ``apply_rotary_pos_emb`` that computes the formula on a few numbers. Results are rounded once,
-    where the model's own operations round each product and sum. torch.compile fuses these operations by itself.
+    With ``fuse_rotary`` the attention of transformers' models (Llama, Mistral, Qwen3, Phi, Cohere and others in a table of model files)
+    turns queries and keys by :func:`amp_kernels.rotary`: one kernel forward and one backward. The function ``apply_rotary_pos_emb`` of
+    the model file is replaced, until :func:`revert`, by one that calls it except in converted attention: other models of the file in
+    the process keep their bits. Results are rounded once, where the model's own operations round each product and sum. torch.compile
+    fuses these operations by itself.
 
     ``fully_shard`` and ``replicate`` may be called before or after. Wrapped modules stay wrapped, also after :func:`revert`.
     They get hooks, so a layer that is wrapped alone runs unfused; wrap the block around it instead.
@@ -113,23 +111,25 @@ def convert(
     - standalone activations, for which torch's kernels are already as good.
 
     The logger ``amp_kernels`` reports replaced and other modules by class in one INFO line, and by module in DEBUG lines; it
-    warns if no module of the model is replaced, and of an option that no module fits. A second call changes nothing.
+    warns if no module of the model is replaced, of an option that no module fits, and of attention with a rotary embedding whose model
+    file is not in the table. A second call changes nothing.
 
     Args:
         model: any module.
         skip: names of modules or classes to leave unchanged. A name includes everything inside that module, even if it is also
             used elsewhere in the model.
         report: also print a line for each replaced module, and for each other module with parameters, with the reason.
-        fuse_residuals: let norms make the additions in front of them, and layers the pieces that their results are split into.
+        fuse_residuals: let norms make the additions in front of them.
         fuse_loss: let causal language models compute head and loss as one op in training.
-        fuse_rotary: let attention turn queries and keys, and make their norms, as one op.
+        fuse_rotary: let attention turn queries and keys as one op.
 
     Returns:
         ``model``.
 
     Raises:
         TypeError: ``model`` is not a torch.nn.Module or is a scripted one, or an entry of ``skip`` is neither a name nor a class.
-        ValueError: ``model`` has no module of a name in ``skip``. The model is unchanged in both cases.
+        ValueError: ``model`` has no module of a name in ``skip``, or a registered block no norm of a given name. The model is unchanged
+            in all cases.
 
     Examples:
         >>> layers = torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4)
@@ -149,32 +149,31 @@ def convert(
     changes = _Changes(report)
     with changes.all_or_none():
         _convert(modules, skipped, changes)
-        if fuse_residuals:
-            _fuse_residuals(modules, skipped, changes)
-            _give_splits(modules, skipped)
-        if fuse_loss:
-            _fuse(modules, skipped, changes, head_loss)
-        if fuse_rotary:
-            _fuse(modules, skipped, changes, rotary)
+        fused_modules = {
+            "fuse_residuals": _fuse_residuals(modules, skipped, changes) if fuse_residuals else None,
+            "fuse_loss": _fuse(modules, skipped, changes, head_loss) if fuse_loss else None,
+            "fuse_rotary": _fuse(modules, skipped, changes, rotary) if fuse_rotary else None,
+        }
     changes.summarise()
     package = __name__.partition(".")[0] + "."
     if not any(each.__module__.startswith(package) for _, module in modules for each in type(module).__mro__):
         left = _counted(changes.left)
         logger.warning("convert: nothing in the model (%s) is replaced; left alone: %s", type(model).__name__, left)
-    # A module that takes part has the forward of an option in its class, or an attribute of its own.
-    marks = {vars(own_class(module)).get("_amp_kernels_forward") for _, module in modules}
-    marks = marks.union(*(vars(module) for _, module in modules))
-    options: dict[str, tuple[bool, set]] = {
-        "fuse_residuals": (fuse_residuals, {residual.forward, split.NAME}),
-        "fuse_loss": (fuse_loss, {head_loss.forward}),
-        "fuse_rotary": (fuse_rotary, {rotary.forward}),
-    }
-    for option, (asked, of_option) in options.items():
-        if asked and marks.isdisjoint(of_option):
+    for option, count in fused_modules.items():
+        if count == 0:
+            hint = _HINTS.get(option, "")
+            kind = type(model).__name__
             logger.warning(
-                "convert: %s=True changes nothing: the model (%s) has no module for it", option, type(model).__name__
+                "convert: %s=True changes nothing: the model (%s) has no module for it%s", option, kind, hint
             )
+    left = {own_class(module) for _, module in modules if module not in skipped and rotary.is_attention(module)}
+    for kind in left if fuse_rotary else ():
+        file = kind.forward.__module__
+        logger.warning("convert: fuse_rotary=True leaves %s: %s is not in the table of files", kind.__name__, file)
     return model
+
+
+_HINTS = {"fuse_residuals": "; amp_kernels.nn.register_block names a block's class"}
 
 
 def _convert(modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.Module], changes: _Changes) -> None:
@@ -200,25 +199,21 @@ def _convert(modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.M
 
 def _fuse_residuals(
     modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.Module], changes: _Changes
-) -> None:
+) -> int:
+    """The number of blocks."""
     names = {module: name for name, module in modules if module not in skipped}
+    count = 0
     for module, plan in residual_blocks.fusible(names):
         kind = own_class(module)
         if plan is None:
             name = names[module] or "the model"
-            logger.debug("convert: %s (%s) keeps its additions: no norm is seen to get one", name, kind.__name__)
+            logger.debug("convert: %s (%s) keeps its additions: its class is not known", name, kind.__name__)
             continue
         if base_of(kind) is None:
             changes.replace(names[module], module, derived(kind, residual.forward))
         residual.set_plan(module, plan)
-
-
-def _give_splits(modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.Module]) -> None:
-    for _, module in modules:
-        found = None if module in skipped else fused.operands(module)
-        # More features out than in: the last layer of a branch, whose result goes to an addition, has no more.
-        if found and found[0].shape[0] > found[0].shape[1]:
-            split.give_split(module)
+        count += 1
+    return count
 
 
 def _fuse(
@@ -226,11 +221,14 @@ def _fuse(
     skipped: set[torch.nn.Module],
     changes: _Changes,
     fusion: ModuleType,
-) -> None:
-    """Give each module that ``fusion`` (:mod:`.head_loss` or :mod:`.rotary`) knows its forward."""
+) -> int:
+    """Give each module that ``fusion`` (:mod:`.head_loss` or :mod:`.rotary`) knows its forward; the number of those that have it."""
+    count = 0
     for name, module in modules:
         if module not in skipped and fusion.fusible(module):
             changes.replace(name, module, derived(own_class(module), fusion.forward))
+        count += forward_of(own_class(module)) is fusion.forward
+    return count
 
 
 def revert(model: Model) -> Model:
@@ -269,8 +267,9 @@ def revert(model: Model) -> Model:
             logger.debug("revert: %s (%s) is left alone: it has %s", name or "the model", kind.__name__, more)
         else:
             residual.set_plan(module, None)
-            for attribute in (split.NAME, waiting.NAME):
-                vars(module).pop(attribute, None)
+            vars(module).pop(waiting.NAME, None)
+            if forward_of(kind) is rotary.forward:
+                rotary.restore(original)
             module.__class__ = wrapped_as(module, original)
     return model
 

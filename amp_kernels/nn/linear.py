@@ -8,7 +8,6 @@ import torch
 
 from .._checks.activations import GATED, check_activation
 from ..ops.linear import linear
-from . import split
 from ._derived import shown
 
 
@@ -56,8 +55,6 @@ class Linear(torch.nn.Linear):
         self.activation = activation
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if split.NAME in vars(self) and self.activation is None:
-            return split.result(self, input, self.weight)
         return linear(input, self.weight, self.bias, activation=self.activation)
 
     def extra_repr(self) -> str:

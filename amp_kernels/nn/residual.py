@@ -1,15 +1,15 @@
 """Blocks whose norms make the addition in front of them: ``norm(residual + branch)`` as one kernel, forward and backward.
 
 The block's own forward runs, whatever its signature is and with all of its control flow, but its submodules return their tensors as
-:class:`Branch`. An addition to one is looked up in the block's plan (:mod:`.residual_blocks`), which names the norm that is to
-get the sum: of the same block, of a submodule, of the next block, or the last norm of a model. That norm's kernel makes the sum, and
-its result waits until the norm is called (:mod:`.waiting`). So no model needs a forward of its own here, a model that does something
-else than planned gets torch's additions, and the results have the bits of the separate addition.
+:class:`Branch`. The block's plan (:mod:`.residual_blocks`) names the norm that is to get the sum of such a tensor: of the same block, of
+a submodule, of the next block, or the last norm of a model. That norm's kernel makes the sum, and its result waits until the norm is
+called (:mod:`.waiting`). So no model needs a forward of its own here, a model that does something else than planned gets torch's
+additions, and the results have the bits of the separate addition.
 """
 
 from __future__ import annotations
 
-import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,82 +22,97 @@ from ._derived import base_of, shows
 from ._probe import standing_in
 from ._wrapped import is_untouched, own_class
 from .norm import LayerNorm, RMSNorm
-from .stand_in import StandIn, plain
-from .waiting import Successor, is_awaited
-
-#: An addition: the norm that was called last in the block, the submodule that the branch comes from, and the number of such before.
-Key = tuple[str, str, int]
-Plan = dict[Key, Successor]
+from .waiting import NAME, Successor
 
 _ADDITIONS = (Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add)
-_SUM = "+"  # ends the path of a sum
-INPUT = _SUM  # the path of an argument, which is a stream, not a branch
+LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict)
 _PLAN = "_amp_kernels_plan"  # attribute of a block
+
+
+@dataclass
+class Plan:
+    """Of a block's forward. Each step begins with a call of the submodule ``path``, the first, ``""``, with that of the block; of the
+    additions in it so many are skipped, and the sum of the next is for the successor."""
+
+    steps: list[tuple[str, int, Successor | None]]  # path, skipped, successor
+    adds_inputs: bool  # the block's arguments are branches
 
 
 class Run:
     """One call of a block."""
 
     def __init__(self, plan: Plan):
-        self.plan, self.last_norm, self.keys = plan, "", set()
-        self.adds_inputs = any(path.startswith(INPUT) for _, path, _ in plan)
+        self.plan, self.at, self.added = plan, 0, 0
 
-    def receive(self, x: Any) -> Any:
-        """``x``, an argument of the block."""
-        return Branch.of(x, path=INPUT, run=self) if self.adds_inputs and type(x) is Tensor else x
+    def enter(self, path: str) -> None:
+        paths = [step[0] for step in self.plan.steps]
+        if path in paths:
+            later = path in paths[self.at + 1 :]
+            self.at, self.added = paths.index(path, self.at + 1 if later else 0), 0
 
-    def enter(self, submodule: Submodule, args: tuple, kwargs: dict) -> None:
-        if submodule.is_norm:
-            self.last_norm = submodule.path
-
-    def key(self, path: str) -> Key:
-        key = next(key for n in itertools.count() if (key := (self.last_norm, path, n)) not in self.keys)
-        self.keys.add(key)
-        return key
-
-    def add(self, key: Key, one: Tensor, other: Any) -> Any:
-        successor = self.plan.get(key)
-        if successor is not None and successor.is_ready() and (operands := stream_and_branch(one, other)):
-            found = _norm_of_sum(successor.norm, *operands)
-            if found is not None:
+    def add(self, one: Any, other: Any) -> Any:
+        if operands := _stream_and_branch(one, other):
+            _, skipped, successor = self.plan.steps[self.at]
+            planned, self.added = self.added == skipped, self.added + 1
+            if planned and successor and successor.is_ready() and (found := _norm_of_sum(successor.norm, *operands)):
                 y, total = found
                 successor.give(total, y)
                 return total
         total = one + other
-        return Branch.of(total, path=key[1] + _SUM, run=self) if type(total) is Tensor else total
+        return Branch.of(total, self) if type(total) is Tensor else total
 
 
-class Branch(StandIn):
+class Branch(Tensor):
     """A tensor that a submodule returned or, if the plan asks, that the block got; or one of the same shape computed from it: dropped
     out, scaled, added to another."""
 
-    path: str
     run: Run
+
+    @classmethod
+    def of(cls, tensor: Tensor, run: Run) -> Branch:
+        found = tensor.as_subclass(cls)
+        found.run = run
+        return found
+
+    @property
+    def origin(self) -> Tensor:
+        """As an ordinary tensor, the same at each call: behind this one in the graph, which may have hooks."""
+        with torch._C.DisableTorchFunctionSubclass():
+            setting = torch.is_grad_enabled(), self.requires_grad
+            if vars(self).get("_setting") != setting:
+                self._setting, self._origin = setting, self.as_subclass(Tensor)
+            return self._origin
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         compiling = torch.compiler.is_compiling()
         if function in _ADDITIONS and len(args) == 2 and not kwargs and not compiling:
-            return _sum(*args)
+            return next(each for each in args if type(each) is Branch).run.add(*plain(args))
         if isinstance(function, torch._ops.OpOverload):  # in a compiled function, whose modes know no other classes
             return function(*plain(args), **plain(kwargs))
         with torch._C.DisableTorchFunctionSubclass():
             result = function(*args, **kwargs)
         source = next((each for each in args if type(each) is Branch), None)
-        is_attribute = function.__name__ == "__get__"  # such as _base
-        if compiling or is_attribute or source is None or type(result) is not Tensor or result.shape != source.shape:
-            return result
-        return Branch.of(result, path=source.path, run=source.run)
+        computed = function.__name__ != "__get__" and not compiling  # and not an attribute, such as _base
+        same_shape = source is not None and type(result) is Tensor and result.shape == source.shape
+        return Branch.of(result, source.run) if computed and same_shape else result
 
 
-def _sum(one: Any, other: Any) -> Any:
-    if type(one) is not Branch or (type(other) is Branch and one.path.endswith(_SUM)):
-        one, other = other, one
-    return one.run.add(one.run.key(one.path), one.origin, plain(other))
+def plain(value: Any) -> Any:
+    """``value`` with ordinary tensors for branches, also inside tuples, lists and dictionaries; the latter two in place."""
+    if isinstance(value, Branch):
+        return value.origin
+    if type(value) is tuple:
+        return tuple(map(plain, value))
+    if isinstance(value, (list, dict)):
+        for key, each in enumerate(value) if isinstance(value, list) else value.items():
+            if isinstance(each, Branch) or type(each) is tuple:
+                value[key] = plain(each)
+    return value
 
 
-def stream_and_branch(one: Tensor, other: Any) -> tuple[Tensor, Tensor] | None:
+def _stream_and_branch(one: Any, other: Any) -> tuple[Tensor, Tensor] | None:
     """The operands of a sum if a norm takes them: first the one that has the sum's dtype."""
     if (
         type(one) not in PLAIN
@@ -135,21 +150,16 @@ class Submodule:
     """Calls a submodule with tensors, and returns its result or the first of its results as a branch."""
 
     def __init__(self, module: torch.nn.Module, path: str, run: Run):
-        self.module, self.path, self.run, self.is_norm = module, path, run, is_norm(module)
+        self.module, self.path, self.run = module, path, run
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.run.enter(self, args, kwargs)
+        self.run.enter(self.path)
         result = self.module(*plain(args), **plain(kwargs))
-        if type(result) is tuple and result:
-            return (self._branch(result[0]), *result[1:])
-        return self._branch(result)
-
-    def _branch(self, result: Any) -> Any:
-        return (
-            Branch.of(result, path=self.path, run=self.run)
-            if type(result) is Tensor and not is_awaited(result)
-            else result
-        )
+        first = result[0] if type(result) is tuple and result else result
+        if type(first) is not Tensor or NAME in vars(first):  # a sum whose norm waits, in this very object
+            return result
+        branch = Branch.of(first, self.run)
+        return branch if first is result else (branch, *result[1:])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.module, name)
@@ -160,16 +170,12 @@ def is_norm(module: torch.nn.Module) -> bool:
     return kind in (LayerNorm, RMSNorm) or (base_of(kind) is not None and kind.forward is copied_norm.forward)
 
 
-def is_list(module: torch.nn.Module | None) -> bool:
-    return isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict))
-
-
-def submodules(modules: dict[str, Any], run: Run, prefix: str = "") -> dict[str, Any]:
+def _submodules(modules: dict[str, Any], run: Run, prefix: str = "") -> dict[str, Any]:
     """``modules`` of a block, also those in its lists, as it sees them in this run."""
     found: dict[str, Any] = {}
     for name, child in modules.items():
-        if is_list(child):
-            found[name] = standing_in(child, _modules=submodules(child._modules, run, f"{prefix}{name}."))
+        if isinstance(child, LISTS):
+            found[name] = standing_in(child, _modules=_submodules(child._modules, run, f"{prefix}{name}."))
         elif child is None or isinstance(child, (torch.nn.ParameterList, torch.nn.ParameterDict)):
             found[name] = child
         else:
@@ -179,17 +185,22 @@ def submodules(modules: dict[str, Any], run: Run, prefix: str = "") -> dict[str,
 
 @shows("amp_kernels.convert(fuse_residuals=True)")
 def forward(self, *args: Any, **kwargs: Any) -> Any:
-    base = self._amp_kernels_base
-    if torch.compiler.is_compiling():  # the compiler fuses additions itself
+    base, plan = self._amp_kernels_base, vars(self).get(_PLAN)
+    if plan is None or torch.compiler.is_compiling():  # the compiler fuses additions itself
         return base.forward(self, *args, **kwargs)
-    run = Run(vars(self).get(_PLAN, {}))
-    args, kwargs = tuple(map(run.receive, args)), {name: run.receive(x) for name, x in kwargs.items()}
-    view = standing_in(self, _modules=submodules(self._modules, run))
-    return plain(base.forward(view, *args, **kwargs))
+    run = Run(plan)
+    if plan.adds_inputs:
+        args = tuple(Branch.of(x, run) if type(x) is Tensor else x for x in args)
+        kwargs = {name: Branch.of(x, run) if type(x) is Tensor else x for name, x in kwargs.items()}
+    view = standing_in(self, _modules=_submodules(self._modules, run))
+    before = dict(vars(view))
+    result = base.forward(view, *args, **kwargs)
+    vars(self).update(plain({name: x for name, x in vars(view).items() if before.get(name, view) is not x}))  # written
+    return plain(result)
 
 
 def set_plan(module: torch.nn.Module, plan: Plan | None) -> None:
     """Let norms make the additions of the block ``module``; ``None`` undoes it."""
     vars(module).pop(_PLAN, None)
-    if plan:
+    if plan is not None:
         vars(module)[_PLAN] = plan

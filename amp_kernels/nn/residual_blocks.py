@@ -1,276 +1,160 @@
-"""Finds the blocks of a model whose additions can be made by norms (:mod:`.residual`), by running each on a few numbers.
+"""The blocks whose additions can be made by norms (:mod:`.residual`), and which norm gets which sum.
 
-The block's forward runs with small parts in place of its submodules, and every addition is watched: which norm, other submodule or
-caller gets the sum? Then it runs with a plan made from that, and without one. Results and gradients must agree.
+A block is described by its norms, in the order in which its forward calls them. Between two, one addition is made, whose sum the second
+gets; the sum behind the last goes to what follows the block. The same description fits blocks that begin with a norm and blocks that
+begin with an addition. Where it is wrong, a norm is computed once that nobody fetches, and from then on torch adds.
 """
 
 from __future__ import annotations
 
-import inspect
-import itertools
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from .._checks.types import type_name
 from ._derived import base_of
-from ._probe import standing_in, values
 from ._wrapped import own_class
-from .norm import LayerNorm
-from .residual import Key, Plan, Run, Submodule, forward, is_list, is_norm, stream_and_branch, submodules
-from .stand_in import plain
+from .residual import LISTS, Plan, forward, is_norm
 from .waiting import Successor
 
-_MOST_TRIALS = 81
-_LARGEST = 2**24  # elements of a block's own parameters
-_PAIRS = (torch.nn.MultiheadAttention, torch.nn.RNNBase)
+#: Norms of the blocks of the packages below. A ``+`` stands for an addition whose sum no norm gets.
+_NORMS = (
+    "input_layernorm post_attention_layernorm",  # Llama, Mistral, Mixtral, Qwen and others
+    "input_layernorm pre_ff_layernorm",  # Bamba, Jamba
+    "input_layernorm +",  # Phi
+    "ln_1 ln_2",  # GPT-2, torchvision's ViT
+    "ln_1 ln_cross_attn ln_2",  # GPT-2 with cross-attention
+    "ln_1 +",  # GPT-J
+    "LayerNorm",  # BERT
+    "layer_norm",  # T5
+    "self_attn_layer_norm final_layer_norm",  # BART, OPT and others
+    "self_attn_layer_norm encoder_attn_layer_norm final_layer_norm",  # their decoders, Whisper
+    "sa_layer_norm output_layer_norm",  # DistilBERT
+    "layernorm_before layernorm_after",  # ViT, Swin
+    "layer_norm1 layer_norm2",  # CLIP
+    "norm1 norm2",  # torch.nn, timm, torchvision's Swin, DINOv2
+    "norm1 norm2 norm3",  # decoders of torch.nn
+)
+_KNOWN = {frozenset(names.split()) - {"+"}: tuple(names.split()) for names in _NORMS}
+_KNOWN_BY_CLASS = {"GPTNeoXLayer": ("input_layernorm", "post_attention_layernorm", "+")}
+_BLOCKS = re.compile(
+    r"(torch|torchvision|timm|transformers)\..*(Layer|Block|Output|LayerFF|Layer(Self|Cross)Attention)"
+)
+_registered: dict[type[torch.nn.Module], tuple[str, ...]] = {}
+
+Items = list[tuple[str, int]]  # paths of norms and blocks, each with the number of additions that are skipped behind it
 
 
-@dataclass
-class Block:
-    """Facts about a block's additions, by the path of the submodule that gets the sum."""
+def register_block(kind: type[torch.nn.Module], *norms: str) -> None:
+    """Let ``convert(fuse_residuals=True)`` fuse the residual additions of modules of a class, such as the blocks of a model of your own.
 
-    inside: dict[Key, str] = field(default_factory=dict)  # a norm
-    passed: dict[Key, str] = field(default_factory=dict)  # another submodule
-    returned: Key | None = None  # the addition that makes the block's result
-    entry: str | None = None  # the norm that gets the block's input
+    Known without it are the blocks of transformers, torchvision and timm that name their norms like Llama, GPT-2, Phi, BERT, T5, BART,
+    ViT, CLIP or Swin, and the Transformer layers of torch.nn.
 
-    def uses(self) -> tuple[int, bool, bool]:
-        return len(self.inside) + len(self.passed), self.returned is not None, self.entry is not None
+    The forward of ``kind`` finds tensors of a subclass of torch.Tensor where its submodules return tensors, so it must not ask for their
+    exact class, nor write in place to a sum that a norm gets. Results have the same bits whatever ``norms`` says: a wrong order costs
+    one norm, computed once.
 
-    def __bool__(self) -> bool:
-        return any(self.uses())
+    Args:
+        kind: the class, not a subclass or base of it.
+        norms: names of norms among the submodules, or of submodules that are such blocks, in the order in which the forward calls them,
+            with one addition between two. ``"+"`` behind a name stands for an addition whose sum no norm gets. By default all of them,
+            in the order of ``named_modules``.
+
+    Raises:
+        TypeError: ``kind`` is no class of modules, or a name is no string.
+        ValueError: raised by :func:`amp_kernels.convert`, if a module of the class has no submodule of a name.
+
+    Examples:
+        >>> class Block(torch.nn.Module):
+        ...     def __init__(self, width):
+        ...         super().__init__()
+        ...         self.norm_1, self.mixer = torch.nn.LayerNorm(width), torch.nn.Linear(width, width)
+        ...         self.norm_2, self.mlp = torch.nn.LayerNorm(width), torch.nn.Linear(width, width)
+        ...
+        ...     def forward(self, x):
+        ...         x = x + self.mixer(self.norm_1(x))
+        ...         return x + self.mlp(self.norm_2(x))
+        >>> ak.nn.register_block(Block, "norm_1", "norm_2")
+        >>> model = torch.nn.Sequential(Block(8), Block(8), torch.nn.LayerNorm(8))
+        >>> ak.convert(model, fuse_residuals=True)(torch.randn(2, 8)).shape  # four additions, all made by norms
+        torch.Size([2, 8])
+    """
+    if not (isinstance(kind, type) and issubclass(kind, torch.nn.Module)):
+        raise TypeError(f"register_block: kind is {kind!r}; accepted: a subclass of torch.nn.Module")
+    for name in norms:
+        if not isinstance(name, str):
+            raise TypeError(f"register_block: norms holds {name!r}, of type {type_name(name)}; accepted: names, '+'")
+    _registered[kind] = norms
 
 
 def fusible(modules: Iterable[torch.nn.Module]) -> Iterator[tuple[torch.nn.Module, Plan | None]]:
-    """The modules with norms, each with the plan of its additions; ``None`` where there is none to make."""
+    """The modules with norms, each with the plan of its additions; ``None`` where no class is known or there is none to make."""
     order = list(modules)
-    blocks: dict[torch.nn.Module, Block | None] = {}
-    known: dict[tuple, _Trial | None] = {}
+    blocks: dict[torch.nn.Module, Items] = {}
     for module in reversed(order):  # submodules first
-        if any(is_norm(child) or blocks.get(child) for _, child in _leaves(module._modules)):
-            blocks[module] = _examined(module, known)
+        if items := _items(module, blocks):
+            blocks[module] = items
     for i, module in enumerate(order):
         if module in blocks:
-            yield module, _plan(module, blocks, order[i + 1 :]) or None
+            yield module, _plan(module, blocks, order[i + 1 :])
+        elif any(is_norm(child) for child in _leaves(module._modules).values()):
+            yield module, None
 
 
-def _plan(module: torch.nn.Module, blocks: dict[torch.nn.Module, Block | None], behind: list[torch.nn.Module]) -> Plan:
-    block = blocks[module] or Block()
-    found: dict[Key, tuple[torch.nn.Module | None, bool]] = {}
-    if block.returned:
-        inside = set(module.modules())
-        following = (m for m in behind if m not in inside and (blocks.get(m) or is_norm(m)))
-        found[block.returned] = _first_norm(next(following, None), blocks), False
-    for key, path in block.passed.items():
-        found[key] = _first_norm(module.get_submodule(path), blocks), False
-    for key, path in block.inside.items():
-        found[key] = module.get_submodule(path), True
-    return {key: Successor(norm, inside) for key, (norm, inside) in found.items() if norm is not None}
-
-
-def _first_norm(module: torch.nn.Module | None, blocks: dict[torch.nn.Module, Block | None]) -> torch.nn.Module | None:
-    """The norm that gets the input of ``module``."""
-    if module is None or is_norm(module):
-        return module
-    block = blocks.get(module)
-    return module.get_submodule(block.entry) if block and block.entry else None
-
-
-def _leaves(modules: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, torch.nn.Module]]:
-    """The submodules of a block, also those in its lists, by path."""
-    for name, child in modules.items():
-        if is_list(child):
-            yield from _leaves(child._modules, f"{prefix}{name}.")
-        elif child is not None:
-            yield prefix + name, child
-
-
-def _base(module: torch.nn.Module) -> type[torch.nn.Module]:
-    """The class whose forward says what the module does."""
+def _items(module: torch.nn.Module, blocks: dict[torch.nn.Module, Items]) -> Items:
     kind = own_class(module)
-    return base_of(kind) if kind.forward is forward else kind
-
-
-def _examined(module: torch.nn.Module, known: dict[tuple, _Trial | None]) -> Block | None:
-    """Facts about the block ``module``; ``None`` if it does not compute the same when norms make its sums, or does not run.
-
-    Nobody knows how many results a submodule of a foreign class returns, so all small numbers are tried. ``known`` has the trial that
-    was best for another block of the same classes.
-    """
-    kind = _base(module)
+    kind = base_of(kind) if kind.forward is forward else kind
     if "forward" in vars(module) or base_of(kind) is not None:
-        return None
-    leaves = {path: _kind(child) for path, child in _leaves(module._modules)}
-    key = kind, module.training, *leaves.items()
-    trials = [known[key]] if key in known else _trials(module, kind)
-    found = [(block, trial) for trial in trials if trial and (block := _run(module, kind, trial))]
-    # The first of several results may be a row of the only one, but not the other way round.
-    best = max(found, key=lambda each: (sum(each[1].results.values()), each[0].uses()), default=(None, None))
-    known.setdefault(key, best[1])
-    return best[0]
-
-
-@dataclass(frozen=True)
-class _Trial:
-    results: dict[type, int]  # how many each foreign submodule returns
-    count: int  # how many tensors the block takes
-
-
-def _trials(module: torch.nn.Module, kind: type[torch.nn.Module]) -> list[_Trial]:
-    foreign = dict.fromkeys(_kind(child) for _, child in _leaves(module._modules) if _results(child) is None)
-    choices = (dict(zip(foreign, chosen, strict=True)) for chosen in itertools.product((1, 2, 3), repeat=len(foreign)))
-    return [_Trial(each, n) for each in itertools.islice(choices, _MOST_TRIALS) for n in _counts(kind.forward)]
-
-
-def _counts(function: Callable) -> list[int]:
-    """The numbers of tensors that a block may take."""
-    parameters = list(inspect.signature(function).parameters.values())[1:]
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = sum(p.kind in positional and p.default is p.empty for p in parameters)
-    open_ended = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    return [1, 2] if open_ended and required < 2 else [max(required, 1)]
-
-
-def _kind(module: torch.nn.Module) -> type[torch.nn.Module]:
-    kind = own_class(module)
-    return base_of(kind) or kind
-
-
-def _results(module: torch.nn.Module) -> int | None:
-    """The number of results of ``module``, if that is known."""
-    if isinstance(module, _PAIRS):
-        return 2
-    function = getattr(_kind(module), "forward", None)  # a scripted module's class has none
-    known = is_norm(module) or isinstance(module, torch.nn.Linear)
-    return 1 if known or getattr(function, "__module__", "").startswith("torch.nn.") else None
-
-
-class _Part(torch.nn.Module):
-    """Stands for a submodule: permutes and scales columns, and returns that alone or first of ``count`` results."""
-
-    def __init__(self, module: torch.nn.Module, seed: float, count: int):
-        super().__init__()
-        vars(self).update(own=module, seed=seed, count=count)  # in no table of modules
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-        columns = getattr(self.own, "out_features", getattr(self.own, "nf", x.shape[-1]))
-        y = x.double()[..., torch.arange(1, columns + 1) % x.shape[-1]] * values(columns, seed=self.seed)
-        return y if self.count == 1 else (y, *[None] * (self.count - 1))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.own, name)
-
-
-def _parts(modules: dict[str, Any], results: dict[type, int], seeds: Iterator[int]) -> dict[str, Any]:
-    found = dict(modules)
-    for name, child in modules.items():
-        seed = 0.2 + 0.07 * next(seeds)
-        if is_list(child):
-            found[name] = standing_in(child, _modules=_parts(child._modules, results, seeds))
-        elif child is not None and is_norm(child):
-            shape = getattr(child, "normalized_shape", None) or child.weight.shape
-            found[name] = LayerNorm(shape, device="cpu", dtype=torch.float64)
-            found[name].weight.data = values(*shape, seed=seed)
-        elif child is not None and not isinstance(child, (torch.nn.ParameterList, torch.nn.ParameterDict)):
-            found[name] = _Part(child, seed, _results(child) or results[_kind(child)])
+        return []
+    leaves = _leaves(module._modules)
+    if kind in _registered:
+        names = _registered[kind] or tuple(p for p, child in leaves.items() if is_norm(child) or child in blocks)
+    elif _BLOCKS.fullmatch(f"{kind.__module__}.{kind.__name__}"):
+        norms = frozenset(path for path, child in leaves.items() if is_norm(child))
+        names = _KNOWN_BY_CLASS.get(kind.__name__) or _KNOWN.get(norms, ())
+    else:
+        return []
+    found: Items = []
+    for name in names:
+        if name == "+" and found:
+            found[-1] = found[-1][0], found[-1][1] + 1
+        elif leaves.get(name) is not None:
+            found.append((name, 0))
+        elif name not in module._modules:  # and not an optional one, which is None
+            raise ValueError(
+                f"convert: {kind.__name__} was registered with {name!r}; accepted: names of its submodules, such as {[*leaves]}"
+            )
     return found
 
 
-class _Watch(Run):
-    """Records who gets the sums of a block."""
-
-    def __init__(self, adds_inputs: bool):
-        super().__init__({})
-        self.adds_inputs, self.received, self.sums, self.block = adds_inputs, [], [], Block()
-
-    def receive(self, x: Any) -> Any:
-        self.received.append(super().receive(x))
-        return self.received[-1]
-
-    def enter(self, submodule: Submodule, args: tuple, kwargs: dict) -> None:
-        super().enter(submodule, args, kwargs)
-        x = next(iter((*args, *kwargs.values())), None)
-        if submodule.is_norm and x is self.received[0]:
-            self.block.entry = self.block.entry or submodule.path
-        if key := self.key_of(x):
-            (self.block.inside if submodule.is_norm else self.block.passed).setdefault(key, submodule.path)
-
-    def add(self, key: Key, one: Tensor, other: Any) -> Any:
-        total = super().add(key, one, other)
-        if stream_and_branch(one, other):
-            self.sums.append((total, key))
-        return total
-
-    def key_of(self, x: Any) -> Key | None:
-        return next((key for total, key in self.sums if total is x), None)
+def _plan(module: torch.nn.Module, blocks: dict[torch.nn.Module, Items], behind: list[torch.nn.Module]) -> Plan | None:
+    inside = set(module.modules())
+    following = next((m for m in behind if m not in inside and (m in blocks or is_norm(m))), None)
+    targets = [*(module.get_submodule(path) for path, _ in blocks[module]), following]
+    steps = []
+    for (path, skipped), target in zip([("", 0), *blocks[module]], targets, strict=True):
+        norm = _first_norm(target, blocks)
+        steps.append((path, skipped, None if norm is None else Successor(norm, norm is target and norm in inside)))
+    adds_inputs = all(map(is_norm, _leaves(module._modules).values()))
+    return Plan(steps, adds_inputs) if any(successor for *_, successor in steps) else None
 
 
-def _run(module: torch.nn.Module, kind: type[torch.nn.Module], trial: _Trial) -> Block | None:
-    try:
-        with (
-            torch.device("cpu"),
-            torch.inference_mode(False),  # also enables gradients
-            torch.random.fork_rng(devices=[]),
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore")
-            return _watched(module, kind, trial)
-    except Exception:
-        return None
+def _first_norm(module: torch.nn.Module | None, blocks: dict[torch.nn.Module, Items]) -> torch.nn.Module | None:
+    """The norm that gets the input of ``module``."""
+    while module is not None and not is_norm(module):
+        module = module.get_submodule(blocks[module][0][0]) if module in blocks else None
+    return module
 
 
-def _watched(module: torch.nn.Module, kind: type[torch.nn.Module], trial: _Trial) -> Block | None:
-    parts = _parts(module._modules, trial.results, itertools.count())
-    leaves = dict(_leaves(parts))
-    width = next((part.normalized_shape for part in leaves.values() if is_norm(part)), (4,))
-    inputs = tuple(t.requires_grad_() for t in (2 * values(trial.count, 2, 3, *width, seed=0.9)).unbind())
-    random, own = torch.get_rng_state(), _own_tensors(module)
-
-    def run(run: Run | None) -> Any:
-        torch.set_rng_state(random)
-        view = standing_in(module, _modules=parts if run is None else submodules(parts, run), **own)
-        result = kind.forward(view, *(inputs if run is None else map(run.receive, inputs)))
-        replaced = dict.fromkeys(("_modules", *own))
-        if {**vars(view), **replaced} != {**vars(module), **replaced}:
-            raise RuntimeError("it writes its own attributes")  # which a copy of it would lose
-        return _first(result)
-
-    watch = _Watch(adds_inputs=trial.count > 1)
-    watch.block.returned = watch.key_of(run(watch))
-    plan = {key: Successor(leaves[path], inside=True) for key, path in watch.block.inside.items()}
-    expected, found = run(None), plain(run(Run(plan)))
-    if not _close(found, expected) or not all(successor.fetched for successor in plan.values()):
-        return None
-    of = [*inputs, *(part.weight for part in leaves.values() if is_norm(part))]
-    gradients = (
-        torch.autograd.grad((y * values(*y.shape, seed=0.6)).sum(), of, allow_unused=True) for y in (expected, found)
-    )
-    return watch.block if all(map(_close, *gradients)) else None
-
-
-def _first(result: Any) -> Any:
-    return result[0] if type(result) is tuple and result else result
-
-
-def _close(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-9, atol=1e-9)
-
-
-def _own_tensors(module: torch.nn.Module) -> dict[str, dict[str, Tensor | None]]:
-    """Small values for the module's own parameters and buffers, on the CPU."""
-
-    def own(t: Tensor | None) -> Tensor | None:
-        if t is None or not t.is_floating_point():
-            return None if t is None else t.cpu()
-        if t.numel() > _LARGEST:
-            raise RuntimeError("it has large parameters")
-        return values(*t.shape, seed=0.3)
-
-    return {table: {name: own(t) for name, t in vars(module)[table].items()} for table in ("_parameters", "_buffers")}
+def _leaves(modules: dict[str, Any], prefix: str = "") -> dict[str, torch.nn.Module]:
+    """The submodules of a block, also those in its lists, by path."""
+    found: dict[str, torch.nn.Module] = {}
+    for name, child in modules.items():
+        if isinstance(child, LISTS):
+            found |= _leaves(child._modules, f"{prefix}{name}.")
+        elif child is not None:
+            found[prefix + name] = child
+    return found

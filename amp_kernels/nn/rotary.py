@@ -1,217 +1,136 @@
-"""Attention of transformers whose rotary embedding, with the norms of queries and keys in front of it, is :func:`amp_kernels.rotary`.
+"""Attention of transformers whose rotary embedding is :func:`amp_kernels.rotary`.
 
-The attention's own forward runs, whatever it does besides, but finds another function under the name ``apply_rotary_pos_emb``. Its
-norms return stand-ins for tensors. The rotary embedding makes the norm of a stand-in in its own pass; everything else that gets one
-sees the normalised tensor. A function of that name counts only if it computes the formula on a few numbers.
+The attention's own forward runs. The function ``apply_rotary_pos_emb`` of its model file is replaced there, as Liger does it, by one
+that calls the model's own except inside the forward of a converted attention: other models of that file stay as they are.
 """
 
 from __future__ import annotations
 
-import dis
 import functools
-import types
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from .._checks.lists import FLOATS
 from .._dispatch import autocast
 from .._dispatch.library import PLAIN
 from .._raw.rotary import MAX_WIDTH, turned
 from ..ops.rotary import rotary
-from . import copied_norm
-from ._derived import base_of, shows
-from ._probe import same, standing_in, values
-from ._wrapped import is_untouched, own_class
-from .norm import RMSNorm
-from .stand_in import StandIn, plain
+from ._derived import base_of, own_forward, shows
+from ._probe import same, values
+from ._wrapped import own_class
 
 NAME = "apply_rotary_pos_emb"
 
-
-class _Normed(StandIn):
-    """Stands for ``norm(x)``, which is computed when somebody asks for it.
-
-    As a tensor it is NaN, with a gradient that raises: for code that reads it past Python, such as a kernel of the user's."""
-
-    module: torch.nn.Module
-    x: Tensor
-
-    @classmethod
-    def of_norm(cls, norm: torch.nn.Module, x: Tensor) -> _Normed:
-        recorded = torch.is_grad_enabled() and (x.requires_grad or norm.weight.requires_grad)
-        unknown = _unknown(x.dtype, x.device, recorded).expand(x.shape)
-        if recorded:
-            unknown = torch._C._functions.DelayedError(_NO_GRADIENT, 1)(unknown)
-        return cls.of(unknown, module=norm, x=x)
-
-    @property
-    def origin(self) -> Tensor:
-        if "_origin" not in vars(self):
-            self._origin = self.module(self.x)
-        return self._origin
-
-    @classmethod
-    def __torch_function__(cls, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        own = args[0] if args and type(args[0]) is cls else None
-        if own is not None and function in _OF_SHAPE:
-            return function(own.x, *args[1:])
-        if own is not None and function is Tensor.transpose and not kwargs:
-            last = own.x.ndim - 1
-            if last not in (dim % own.x.ndim for dim in args[1:]):
-                return cls.of_norm(own.module, own.x.transpose(*args[1:]))
-        return function(*plain(args), **plain(kwargs or {}))
+#: Model files of transformers, ``models/<name>/modeling_<name>.py``, whose function turns pairs of neighbours.
+INTERLEAVED = "blt cohere cohere2 cohere2_moe efficientloftr ernie4_5_vl_moe glm4v glm_ocr lightglue"
+#: Those whose function turns the first half of a head, or of its turned part, with the second.
+HALVES = """
+afmoe apertus apertus1p5 arcee aria axk1 axk2 bamba beam bitnet chameleon cohere_compass cosmos3_edge csm cwm dbrx
+deepseek_ocr2 deepseek_v3 deepseek_v32 dia diffllama doge dory dots1 dots3_note embedding_gemma2 emu3 esm esmc
+esmfold2 eurobert evolla exaone4 exaone4_5 exaone_moe falcon falcon_h1 flex_olmo flint gemma gemma2 gemma3 glm4_moe
+glm4_moe_lite glm4v_moe glm_image glmasr gpt_neox gpt_neox_japanese gradium_phonon_tts granite granite4_vision
+granite_docling granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared gte higgs_audio_v2 hrm_text
+hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl hy_v3 hy_v4 hyperclovax idefics jais2 jetmoe jina_embeddings_v3 kolibri1
+kyutai_speech_to_text laguna lara_mini lasr lfm2 lfm2_moe lfm3 llama mellum mimi mimo_v2_flash minicpm3 minimax
+minimax_m2 minimax_m3_vl ministral ministral3 mistral mistral4 mixtral mllama modernbert modernbert_decoder molmo2
+moshi muse_glimmer muse_spark nemotron nemotron3_5_transcribe nemotron3_diarization neomme neucodec nomic_bert olmo
+olmo2 olmo3 olmo_hybrid olmoe paddleocr_vl persimmon phi phi3 phi4_multimodal phimoe pixtral pocket_tts
+pocket_tts_audio_tokenizer qwen2 qwen2_5_omni qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_5 qwen3_5_moe qwen3_moe
+qwen3_next qwen3_omni_moe qwen3_vl qwen3_vl_moe recurrent_gemma seed_oss smollm3 solar_open stablelm starcoder2
+step3p7 t5gemma t5gemma2 timesfm2_5 ultrabert unlimited_ocr vaultgemma voxtral_realtime xcodec2 youtu zamba2 zaya
+"""
+_running = threading.local()  # its ``attention`` is true inside the forward of a converted attention
 
 
-@functools.cache
-def _unknown(dtype: torch.dtype, device: torch.device, recorded: bool) -> Tensor:
-    return torch.full((), torch.nan, dtype=dtype, device=device, requires_grad=recorded)
+def _file(kind: type[torch.nn.Module]) -> Any:
+    return sys.modules.get(getattr(getattr(kind, "forward", None), "__module__", ""))
 
 
-_NO_GRADIENT = "convert: with fuse_rotary, queries or keys went to an autograd.Function before their norm was computed"
-_OF_SHAPE = {Tensor.shape.__get__, Tensor.ndim.__get__, Tensor.device.__get__, Tensor.dim, Tensor.size}
-
-
-class _LazyNorm:
-    """Calls a norm of heads later."""
-
-    def __init__(self, module: torch.nn.Module):
-        self.module = module
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if len(args) == 1 and not kwargs and type(args[0]) in PLAIN and args[0].ndim == 4:
-            return _Normed.of_norm(self.module, args[0])
-        return self.module(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.module, name)
-
-
-def _can_wait(module: torch.nn.Module | None) -> bool:
-    """True for a norm that has no hooks, which would see its heads in another order."""
-    if module is None or not is_untouched(module):
-        return False
+def is_attention(module: torch.nn.Module) -> bool:
+    """True for an unconverted attention of a model file that has such a function."""
     kind = own_class(module)
-    return kind is RMSNorm or (kind.forward is copied_norm.forward and base_of(kind) is not None)
-
-
-def _norms(q: Any, k: Any) -> dict[str, Any] | None:
-    """The weights and the epsilon of the norms of two stand-ins, if the rotary embedding can make both."""
-    if type(q) is not _Normed or type(k) is not _Normed:
-        return None
-    found = []
-    for each in (q, k):
-        norm, weight, columns = each.module, each.module.weight, each.x.shape[-1]
-        if type(weight) not in PLAIN or weight.shape != (columns,):
-            return None
-        copied = type(norm) is not RMSNorm
-        if copied and copied_norm.mixed(norm, each.x):
-            return None
-        eps = copied_norm.epsilon_of(norm) if copied else norm.eps
-        found.append((weight.dtype, torch.finfo(torch.float32).eps if eps is None else eps))
-    same_kind = found[0] == found[1] and (q.x.dtype == torch.float64) == (found[0][0] == torch.float64)
-    return {"q_weight": q.module.weight, "k_weight": k.module.weight, "eps": found[0][1]} if same_kind else None
-
-
-class _Rotary:
-    """In place of a model's function of that name, ``own``."""
-
-    def __init__(self, own: Callable, interleaved: bool, partial: bool):
-        self.own, self.interleaved, self.partial = own, interleaved, partial
-
-    def __call__(self, q: Any, k: Any, *args: Any, **kwargs: Any) -> Any:
-        norms = _norms(q, k)
-        heads = (q.x, k.x) if norms else (plain(q), plain(k))
-        if len(args) == 2 and not kwargs and self._takes(*heads, *args):
-            return rotary(*heads, *args, interleaved=self.interleaved, **(norms or {}))
-        return self.own(plain(q), plain(k), *args, **kwargs)
-
-    def _takes(self, q: Any, k: Any, cos: Any, sin: Any) -> bool:
-        """True if the result has the dtype that it has without this package, or autocast's."""
-        return (
-            all(type(t) in PLAIN and t.dtype in FLOATS and t.device == q.device for t in (q, k, cos, sin))
-            and q.ndim == k.ndim == 4
-            and cos.ndim == 3
-            and cos.shape == sin.shape
-            and (cos.shape[-1] == q.shape[-1] or (self.partial and cos.shape[-1] < q.shape[-1]))
-            and cos.shape[-1] % 2 == q.shape[-1] % 2 == 0
-            and q.shape[-1] <= MAX_WIDTH
-            and q.dtype == k.dtype
-            and cos.dtype == sin.dtype
-            and (q.dtype == torch.float64) == (cos.dtype == torch.float64)
-            and (autocast.dtype_on(q.device.type) is not None or torch.promote_types(q.dtype, cos.dtype) == q.dtype)
-        )
-
-
-@functools.cache
-def _replacement(function: Callable) -> _Rotary | None:
-    """``None`` if ``function`` computes something else."""
-    width = 8
-    q, k = values(2, 3, 5, width, dtype=torch.float32), values(2, 1, 5, width, dtype=torch.float32, seed=0.3)
-
-    def computes(interleaved: bool, rotary_width: int) -> bool:
-        cos, sin = (values(2, 5, rotary_width, dtype=torch.float32, seed=seed) for seed in (0.7, 0.9))
-        return same(
-            lambda x: torch.cat(function(x, k, cos, sin), dim=1),
-            lambda x: turned(torch.cat([x, k], dim=1), cos[:, None], sin[:, None], interleaved),
-            q,
-            1e-5,
-        )
-
-    for interleaved in (False, True):
-        if computes(interleaved, width):
-            return _Rotary(function, interleaved, computes(interleaved, width // 2))
-    return None
-
-
-class _Globals(dict):
-    """A module's globals as they are at each look-up, but for one name."""
-
-    def __init__(self, own: dict[str, Any], replacement: _Rotary):
-        super().__init__({name: own[name] for name in ("__builtins__", "__name__")} | {NAME: replacement})
-        self.own = own
-
-    def __missing__(self, name: str) -> Any:
-        return self.own[name]
-
-
-@functools.cache
-def _rebound(forward: Callable) -> Callable | None:
-    """``forward`` with :func:`rotary` in place of the function that it calls, also inside decorators; ``None`` if it calls none."""
-    if not isinstance(forward, types.FunctionType):
-        return None
-    closure, namespace = forward.__closure__, forward.__globals__
-    if hasattr(forward, "__wrapped__"):
-        inner = _rebound(forward.__wrapped__)
-        cells = [cell.cell_contents is forward.__wrapped__ for cell in closure or ()]
-        if inner is None or not any(cells):
-            return None
-        closure = tuple(types.CellType(inner) if is_it else cell for is_it, cell in zip(cells, closure, strict=True))
-    else:
-        replacement = _replacement(namespace[NAME]) if callable(namespace.get(NAME)) else None
-        # Attributes would be set on a stand-in of the module.
-        writes = any(instruction.opname == "STORE_ATTR" for instruction in dis.get_instructions(forward))
-        if NAME not in forward.__code__.co_names or replacement is None or writes:
-            return None
-        namespace = _Globals(namespace, replacement)
-    copy = types.FunctionType(forward.__code__, namespace, forward.__name__, forward.__defaults__, closure)
-    copy.__kwdefaults__ = forward.__kwdefaults__
-    return copy
+    is_own = "forward" not in vars(module) and base_of(kind) is None
+    return is_own and kind.__name__.endswith("Attention") and hasattr(_file(kind), NAME)
 
 
 def fusible(module: torch.nn.Module) -> bool:
-    """True if the forward of ``module`` calls a rotary embedding that :func:`amp_kernels.rotary` can make."""
-    kind = own_class(module)
-    return "forward" not in vars(module) and base_of(kind) is None and _rebound(kind.forward) is not None
+    """True for an attention whose rotary embedding :func:`amp_kernels.rotary` can make. Its file's function is replaced."""
+    return is_attention(module) and _replace(own_class(module))
+
+
+def _replace(kind: type[torch.nn.Module]) -> bool:
+    file = _file(kind)
+    own = getattr(file, NAME)
+    if hasattr(own, "replaced"):
+        return True
+    package, _, family = file.__name__.rpartition(".modeling_")
+    interleaved = family in INTERLEAVED.split()
+    known = package == f"transformers.models.{family}" and (interleaved or family in HALVES.split())
+    replacement = _replacement(own, interleaved) if known else None
+    if replacement is not None:
+        setattr(file, NAME, replacement)
+    return replacement is not None
+
+
+def restore(kind: type[torch.nn.Module]) -> None:
+    """Undo the replacement. The next call of an attention that is still converted makes it again."""
+    file = _file(kind)
+    setattr(file, NAME, getattr(getattr(file, NAME), "replaced", getattr(file, NAME)))
+
+
+@functools.cache
+def _replacement(own: Callable, interleaved: bool) -> Callable | None:
+    """``None`` if ``own`` computes something else, in a version of transformers that this package does not know."""
+    q, k = values(2, 3, 5, 8, dtype=torch.float32), values(2, 1, 5, 8, dtype=torch.float32, seed=0.3)
+    cos, sin = (values(2, 5, 8, dtype=torch.float32, seed=seed) for seed in (0.7, 0.9))
+    if not same(
+        lambda q: torch.cat(own(q, k, cos, sin), dim=1),
+        lambda q: turned(torch.cat([q, k], dim=1), cos[:, None], sin[:, None], interleaved),
+        q,
+        1e-5,
+    ):
+        return None
+
+    @functools.wraps(own)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not getattr(_running, "attention", False):
+            return own(*args, **kwargs)
+        if len(args) == 4 and not kwargs and _takes(*args):
+            return rotary(*args, interleaved=interleaved)
+        return own(*args, **kwargs)
+
+    call.replaced = own
+    return call
+
+
+def _takes(q: Any, k: Any, cos: Any, sin: Any) -> bool:
+    """True if the result has the dtype that it has without this package, or autocast's."""
+    return (
+        all(type(t) in PLAIN and t.dtype in FLOATS and t.device == q.device for t in (q, k, cos, sin))
+        and q.ndim == k.ndim == 4
+        and k.shape == (q.shape[0], k.shape[1], *q.shape[2:])
+        and cos.shape in ((1, q.shape[2], cos.shape[-1]), (q.shape[0], q.shape[2], cos.shape[-1]))
+        and cos.shape == sin.shape
+        and cos.shape[-1] <= q.shape[-1] <= MAX_WIDTH
+        and cos.shape[-1] % 2 == q.shape[-1] % 2 == 0
+        and q.dtype == k.dtype
+        and cos.dtype == sin.dtype
+        and (q.dtype == torch.float64) == (cos.dtype == torch.float64)
+        and (autocast.dtype_on(q.device.type) is not None or torch.promote_types(q.dtype, cos.dtype) == q.dtype)
+    )
 
 
 @shows("amp_kernels.convert(fuse_rotary=True)")
 def forward(self, *args: Any, **kwargs: Any) -> Any:
-    base = self._amp_kernels_base
     if torch.compiler.is_compiling():  # the compiler fuses these operations itself
-        return base.forward(self, *args, **kwargs)
-    norms = {name: _LazyNorm(child) for name, child in self._modules.items() if _can_wait(child)}
-    view = standing_in(self, _modules=self._modules | norms) if norms else self
-    return _rebound(base.forward)(view, *args, **kwargs)
+        return own_forward(self, *args, **kwargs)
+    _replace(self._amp_kernels_base)
+    before, _running.attention = getattr(_running, "attention", False), True
+    try:
+        return own_forward(self, *args, **kwargs)
+    finally:
+        _running.attention = before

@@ -56,11 +56,6 @@ class _Waiting:
         )
 
 
-def is_awaited(total: Tensor) -> bool:
-    """True if the norm of ``total`` waits, in this very object."""
-    return NAME in vars(total)
-
-
 def fetched(norm: torch.nn.Module, x: Tensor) -> Tensor | None:
     """``norm(x)``, if it was computed in the same setting."""
     if NAME not in vars(norm) or torch.compiler.is_compiling() or type(x) is not Tensor:

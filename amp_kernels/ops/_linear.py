@@ -165,26 +165,24 @@ def preactivation_gradient(
 
 
 class LinearSplit(torch.autograd.Function):
-    """The node of a :class:`Linear` whose result is split. Its outputs are the result, the pieces and the 16-bit copies.
+    """The node of a :class:`Linear` whose result is split. Its outputs are the pieces and the 16-bit copies.
 
-    The pieces share the memory of the result. To autograd they are no views, which it would not let a user write to."""
+    The pieces share one memory. To autograd they are no views, which it would not let a user write to."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, shadow, split, compute_dtype, batch_invariant):
         out, _, x16, weight16 = Linear.forward(ctx, x, weight, bias, shadow, "none", compute_dtype, batch_invariant)
         ctx.split = split
-        return out, *(piece.detach() for piece in out.split(split, -1)), x16, weight16
+        return *(piece.detach() for piece in out.split(split, -1)), x16, weight16
 
     @staticmethod
-    def backward(ctx, grad, *grads):
+    def backward(ctx, *grads):
         *pieces, grad_x16, grad_weight16 = grads
         dz = _rows_of(pieces, ctx.split)
-        pieces_alone = grad is None and grad_x16 is None and grad_weight16 is None
+        pieces_alone = grad_x16 is None and grad_weight16 is None
         if pieces_alone and not torch.is_grad_enabled() and ctx.batch_invariant == 0 and segmented_gemm.reads(dz):
             return *_gradients_of_pieces(dz, ctx), None, None, None, None
         whole = torch.cat(dz, 1) if dz else None
-        if grad is not None:
-            whole = flat(grad) if whole is None else whole + flat(grad)
         return Linear.backward(ctx, whole, None, grad_x16, grad_weight16)
 
 

@@ -64,17 +64,7 @@ def _linear_split(x, weight, bias=None, shadow=None, *, split, compute_dtype=Non
     _check(x, weight, bias, shadow, dtype, compute_dtype is not None, "none")
     if batch_invariant > 1:
         _check_blocks(x, weight, batch_invariant)
-    return list(autocast.apply(LinearSplit, x, weight, bias, shadow, split, dtype, batch_invariant)[1 : 1 + len(split)])
-
-
-def whole_and_pieces(x, weight, bias, split: Sequence[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """``linear(x, weight, bias)`` and its pieces, results of one node: for plain tensors, 16-bit work and recorded calls."""
-    compute_dtype = autocast.dtype_on(x.device.type)
-    dtype = working_dtype("linear", compute_dtype, x=x, weight=weight)
-    shadow = fresh_shadow(weight, compute_dtype)
-    _check(x, weight, bias, shadow, dtype, compute_dtype is not None, "none")
-    whole, *pieces = autocast.apply(LinearSplit, x, weight, bias, shadow, split, dtype, 0)[: 1 + len(split)]
-    return whole, pieces
+    return list(autocast.apply(LinearSplit, x, weight, bias, shadow, split, dtype, batch_invariant)[: len(split)])
 
 
 def _check_blocks(x, weight, batch_invariant: int) -> None:

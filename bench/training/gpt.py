@@ -102,6 +102,9 @@ class Block(nn.Module):
         return self.mlp(y), stream
 
 
+ak.nn.register_block(Block)  # for `fuse_residuals`
+
+
 class GPT(nn.Module):
     """Byte tokens [batch, context] int64 and their targets -> mean cross-entropy in nats per byte (FP32, 0-dim)."""
 

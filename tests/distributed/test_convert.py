@@ -174,18 +174,23 @@ def test_a_class_with_the_same_bases_that_torch_did_not_make_is_left_alone():
 
 
 class Split(nn.Module):
-    def __init__(self):
+    """With and without ``ak.linear(split=)``."""
+
+    def __init__(self, by_op):
         super().__init__()
-        self.qkv, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
+        self.qkv, self.out, self.by_op = nn.Linear(64, 192), nn.Linear(64, 64), by_op
 
     def forward(self, x):
-        q, k, v = self.qkv(x).split(64, -1)
+        if self.by_op:
+            q, k, v = ak.linear(x, self.qkv.weight, self.qkv.bias, split=3 * [64])
+        else:
+            q, k, v = self.qkv(x).split(64, -1)
         return x + self.out(q * k + v)
 
 
-def splitting(alone):
-    """True if the gradients of a sharded model whose results are split have the bits of one whose are not, and the number of backwards
-    that read them in place. ``alone``: the layer is wrapped itself, too."""
+def splitting():
+    """True if the gradients of a sharded model whose results are split by the op have the bits of one whose are not, and the number
+    of backwards that read them in place."""
     calls, own, found = [], _linear._gradients_of_pieces, []
 
     def counted(*args):
@@ -194,12 +199,11 @@ def splitting(alone):
 
     emulated = mock.patch.dict(os.environ, AMP_KERNELS_EMULATE_CAPABILITY="9.0")
     with emulated, mock.patch.object(_linear, "_gradients_of_pieces", counted), ak.backend("emulate"):
-        for fused in (False, True):
+        for by_op in (False, True):
             torch.manual_seed(0)
-            model = ak.convert(nn.Sequential(Split(), Split()), fuse_residuals=fused)
+            model = ak.convert(nn.Sequential(Split(by_op), Split(by_op)))
             for block in model:
-                for part in (block.qkv, block) if alone else (block,):
-                    fully_shard(part, mesh=everyone())
+                fully_shard(block, mesh=everyone())
             fully_shard(model, mesh=everyone())
             for _ in range(3):
                 calls.clear()
@@ -211,6 +215,5 @@ def splitting(alone):
     return all(map(torch.equal, *found)), len(calls)
 
 
-@pytest.mark.parametrize(("alone", "read"), [(False, 2), (True, 0)])
-def test_a_sharded_layer_whose_result_is_split(ranks, alone, read):
-    assert ranks.run(splitting, alone, world=2) == [(True, read)] * 2
+def test_a_sharded_layer_whose_result_is_split(ranks):
+    assert ranks.run(splitting, world=2) == [(True, 2)] * 2

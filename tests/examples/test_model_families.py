@@ -7,6 +7,8 @@ of AdamW. The float64 models of some families compute their norms in fp32, hence
 """
 
 import copy
+import importlib
+import importlib.util
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ import torchvision.models as vision
 import transformers
 
 import amp_kernels as ak
-from amp_kernels.ops import _linear
+from amp_kernels.nn import rotary
 
 STEPS = 20
 FLOOR = 2.0**-21
@@ -25,9 +27,9 @@ SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "nu
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def gpt2(width=32):
+def gpt2():
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    sizes = {"n_positions": 16, "n_embd": width, "n_layer": 2, "n_head": 4}
+    sizes = {"n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 4}
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**TEXT, **sizes, **no_dropout, loss_type="ForCausalLM"))
 
 
@@ -228,7 +230,7 @@ def cohere():
 @pytest.mark.own_backend
 @pytest.mark.parametrize("family", [llama, mistral, qwen3, qwen3_moe, phi, cohere], ids=lambda family: family.__name__)
 def test_attention_turns_queries_and_keys_by_one_op(family):
-    """Also after the norms of Qwen3, half of a head in Phi, interleaved in Cohere: to a few roundings of FP32."""
+    """Also half of a head in Phi, interleaved in Cohere: to a few roundings of FP32. The plain model is of the same file."""
     torch.manual_seed(0)
     plain = ak.convert(family())
     for name, parameter in plain.named_parameters():
@@ -247,6 +249,20 @@ def test_attention_turns_queries_and_keys_by_one_op(family):
     with torch.no_grad():  # token by token, with a cache
         cached = ours.generate(ids[:1, :4], max_new_tokens=3, do_sample=False)
     assert torch.equal(cached, plain.generate(ids[:1, :4], max_new_tokens=3, do_sample=False))
+
+
+FILES = sorted((rotary.HALVES + rotary.INTERLEAVED).split())
+
+
+@pytest.mark.parametrize(
+    "name", [name if i % 9 == 0 else pytest.param(name, marks=pytest.mark.exhaustive) for i, name in enumerate(FILES)]
+)
+def test_a_model_file_computes_what_the_table_says(name):
+    path = f"transformers.models.{name}.modeling_{name}"
+    if importlib.util.find_spec(f"transformers.models.{name}") is None:
+        pytest.skip("this version of transformers does not have it")
+    own = getattr(importlib.import_module(path), rotary.NAME)
+    assert rotary._replacement(getattr(own, "replaced", own), name in rotary.INTERLEAVED.split()) is not None
 
 
 #: The blocks whose additions are made by norms, and the number of these.
@@ -281,29 +297,3 @@ def test_norms_make_the_additions(family, op_calls):
     logits, *same = map(torch.equal, *found)
     assert logits
     assert all(same) or family is swin  # the gradient of its stream, which has 16 bits, is rounded once less
-
-
-def phi3():
-    sizes = SIZES | {"hidden_size": 64, "num_key_value_heads": 4, "resid_pdrop": 0.0}
-    return transformers.Phi3ForCausalLM(transformers.Phi3Config(**TEXT, **sizes))
-
-
-@pytest.mark.own_backend
-@pytest.mark.parametrize(("family", "read"), [(lambda: gpt2(64), 2), (phi3, 4), (llama, 0)])  # with the MLPs of Phi-3
-def test_gradients_of_pieces_are_read_in_place(family, read, monkeypatch):
-    calls, own = [], _linear._gradients_of_pieces
-    monkeypatch.setattr(_linear, "_gradients_of_pieces", lambda *args: calls.append(args) or own(*args))
-    torch.manual_seed(0)
-    plain = ak.convert(family())
-    ours = ak.convert(copy.deepcopy(plain), fuse_residuals=True)
-    call, found = next(batches(llama)), []
-    with ak.backend("emulate"):
-        for model in (plain, ours, ours):
-            calls.clear()
-            model.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16):
-                logits, loss = call(model)
-            loss.backward()
-            found.append((logits, *(p.grad for p in model.parameters() if p.ndim == 2)))
-    assert len(calls) == read
-    assert all(map(torch.equal, found[0], found[2]))

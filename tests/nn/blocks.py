@@ -158,3 +158,7 @@ class Stack(nn.Module):
         for i in self.order:
             x = first(self.blocks[i](x))
         return x if self.norm is None else self.norm(x)
+
+
+for kind in (*BLOCKS, Sublayer):
+    ak.nn.register_block(kind)

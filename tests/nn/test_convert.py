@@ -135,7 +135,9 @@ def test_left_alone_with_a_reason(caplog, make, reason):
 def test_an_option_that_changes_nothing_warns(caplog, option):
     convert(torch.nn.Linear(2, 2), **{option: True})
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert record.message == f"convert: {option}=True changes nothing: the model (Linear) has no module for it"
+    message = f"convert: {option}=True changes nothing: the model (Linear) has no module for it"
+    hints = {"fuse_residuals": "; amp_kernels.nn.register_block names a block's class"}
+    assert record.message == message + hints.get(option, "")
 
 
 def test_a_model_without_anything_to_replace_warns(caplog):
@@ -148,8 +150,10 @@ def test_a_model_without_anything_to_replace_warns(caplog):
     assert not caplog.records
 
 
-def test_a_layer_whose_result_may_be_split_is_a_change(caplog):
-    convert(torch.nn.Linear(2, 6), fuse_residuals=True)
+def test_an_option_that_changed_the_model_before_does_not_warn(caplog):
+    model = torch.nn.Sequential(torch.nn.TransformerEncoderLayer(8, 2, 16), torch.nn.LayerNorm(8))
+    for _ in range(2):
+        convert(model, fuse_residuals=True)
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
+from amp_kernels.nn import residual_blocks
 
 from .blocks import BLOCKS, GPT, WIDTH, Checkpointed, check_same, inputs, is_fused, pair, results
 
@@ -74,6 +75,9 @@ class Free(GPT):
         return Double.apply(x + y) if self.training else x + y
 
 
+ak.nn.register_block(Free, "ln_1", "+", "ln_2")
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_results_of_submodules_are_tensors_to_whoever_asks(training, fused):
     plain, ours = (m.train(training) for m in pair(Free()))
@@ -115,56 +119,63 @@ def test_a_sum_of_another_dtype_or_shape_is_torchs(fused):
     assert fused() == 0
 
 
-class Counts(GPT):
-    calls = 0
-
-    def forward(self, hidden_states):
-        self.calls += 1
-        return super().forward(hidden_states)
-
-
 class NormOfBranch(GPT):
     def forward(self, hidden_states):
         return hidden_states + self.ln_2(self.mlp(self.ln_1(hidden_states)))
 
 
-class Peeking(GPT):
-    """Another result for another class of tensor, with the same gradient."""
-
-    def forward(self, x):
-        branch = self.mlp(self.ln_1(x))
-        return self.ln_2(x + branch) + (type(branch) is torch.Tensor)
-
-
-class Detaching(GPT):
-    def forward(self, x):
-        branch = self.mlp(self.ln_1(x))
-        return self.ln_2(x + (branch if type(branch) is torch.Tensor else branch.detach()))
-
-
-class Overwritten(GPT):
-    """The norm does not get the sum."""
+class Counts(GPT):
+    calls = 0
 
     def forward(self, hidden_states):
-        hidden_states = hidden_states + self.mlp(self.ln_1(hidden_states))
-        hidden_states *= 2
-        return hidden_states + self.mlp(self.ln_2(hidden_states))
+        self.calls += 1
+        self.last = self.mlp(self.ln_1(hidden_states))
+        return super().forward(hidden_states)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        Counts,
-        NormOfBranch,
-        Peeking,
-        Detaching,
-        Overwritten,
-        lambda: nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(8, 8)),
-    ],
-)
+class Unknown(GPT):
+    """A subclass of a known class may override its forward."""
+
+
+@pytest.mark.parametrize("kind", [Unknown, lambda: nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(8, 8))])
 def test_other_blocks_stay_as_they_are(kind):
     plain, ours = pair(kind())
     assert type(ours) is type(plain)
+
+
+@pytest.mark.parametrize(("kind", "norms"), [(NormOfBranch, ()), (GPT, ("ln_2", "ln_1"))])
+def test_a_wrong_description_costs_one_norm(kind, norms, monkeypatch, fused):
+    """Nobody fetches its result, so no other is made."""
+    monkeypatch.setitem(residual_blocks._registered, kind, norms)
+    plain, ours = pair(nn.Sequential(kind(), nn.LayerNorm(WIDTH)))
+    assert is_fused(ours[0])
+    x, counts = inputs(GPT), []
+    for _ in range(3):
+        fused()
+        got = results(ours, x)
+        counts.append(fused())
+        check_same(got, results(plain, x), rtol=1e-5, atol=0.05)
+    assert counts[0] >= counts[1] == counts[2]
+
+
+def test_attributes_that_a_block_writes_stay(monkeypatch):
+    monkeypatch.setitem(residual_blocks._registered, Counts, ("ln_1", "ln_2"))
+    _, ours = pair(Counts())
+    for _ in range(2):
+        ours(inputs(GPT)[0])
+    assert (ours.calls, type(ours.last)) == (2, torch.Tensor)
+
+
+def test_a_description_is_checked(monkeypatch):
+    with pytest.raises(TypeError, match=r"register_block: kind is 3; accepted: a subclass of torch.nn.Module"):
+        ak.nn.register_block(3)
+    with pytest.raises(TypeError, match=r"register_block: norms holds 3, of type int; accepted: names"):
+        ak.nn.register_block(GPT, "ln_1", 3)
+    monkeypatch.setitem(residual_blocks._registered, GPT, ("ln_1", "norm"))
+    model = nn.Sequential(GPT())
+    with pytest.raises(ValueError, match=r"convert: GPT was registered with 'norm'; accepted: names of its submodules"):
+        ak.convert(model, fuse_residuals=True)
+    assert type(model[0].mlp) is nn.Linear
 
 
 def test_skip_revert_copies_and_a_second_call():

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import amp_kernels as ak
 
-from .blocks import GPT, WIDTH, Attention, Stack, check_same, first, inputs, is_fused, pair, results
+from .blocks import GPT, WIDTH, Attention, Stack, check_same, inputs, is_fused, pair, results
 
 nn = torch.nn
 
@@ -191,6 +191,25 @@ class Decoder(nn.Module):
         return self.decoder(x, x.flip(1))
 
 
+NORMS = {
+    Timm: (),
+    ByHand: ("ln_1", "+", "ln_2"),
+    Plain: (),
+    Parallel: ("ln_1", "+"),
+    Looping: 3 * ("ln_1",),
+    Reversed: ("ln_2", "ln_1"),
+    Shared: ("ln_1", "ln_2"),
+    Scripted: (),
+    AddNorm: (),
+    PreNorm: (),
+    Nested: (),
+    Outer: ("ln_1", "inner"),
+    Lists: (),
+}
+for kind, norms in NORMS.items():
+    ak.nn.register_block(kind, *norms)
+
+
 #: Models, and the number of additions in a forward that norms make.
 MODELS = {
     "timm": (lambda: Stack(Timm, 2, nn.LayerNorm(WIDTH)), 4),
@@ -231,15 +250,16 @@ def test_additions_of_any_style(name, training, fused):
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"), [(Plain, {"mask": torch.arange(WIDTH) < 3}), (Shared, {"context": torch.ones(())})]
+    ("kind", "options", "additions"),
+    [(Plain, {"mask": torch.arange(WIDTH) < 3}, 1), (Shared, {"context": torch.ones(())}, 2)],
 )
-def test_paths_that_the_probe_did_not_take(kind, options, fused):
+def test_paths_on_request(kind, options, additions, fused):
     plain, ours = pair(kind())
     x = inputs(GPT)
     for _ in range(2):
         fused()
         got = results(ours, x, False, **options)
-        assert fused() == 1
+        assert fused() == additions
         for one, other in zip(got, results(plain, x, False, **options), strict=True):
             torch.testing.assert_close(one, other)
 
@@ -247,7 +267,7 @@ def test_paths_that_the_probe_did_not_take(kind, options, fused):
 @pytest.mark.parametrize(
     "context", [torch.no_grad, torch.inference_mode, lambda: torch.device("meta")], ids=["no_grad", "inference", "meta"]
 )
-def test_the_probe_depends_on_no_context(context):
+def test_the_conversion_depends_on_no_context(context):
     model = GPT()
     with context():
         ak.convert(model, fuse_residuals=True)
@@ -264,6 +284,7 @@ def test_a_compiled_function_in_a_block():
             x = x + doubled(self.attn(self.ln_1(x))[0], x)
             return x + self.mlp(self.ln_2(x))
 
+    ak.nn.register_block(Compiled)
     plain, ours = pair(Stack(Compiled, 2))
     assert is_fused(ours.blocks[0])
     x = inputs(GPT)
@@ -283,6 +304,9 @@ class Switched(GPT):
         if self.swap:
             x = torch.tanh(x)
         return x + self.mlp(other(x))
+
+
+ak.nn.register_block(Switched)
 
 
 def test_another_order_than_planned_gets_torch_s_additions(fused):
@@ -309,6 +333,9 @@ class Partly(GPT):
         return x + self.mlp(self.ln_2(x))
 
 
+ak.nn.register_block(Partly)
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_checkpoint_within_a_block_computes_its_norm_twice(reentrant):
     plain, ours = pair(Stack(Partly, 2, nn.LayerNorm(WIDTH)).eval())
@@ -322,14 +349,13 @@ def test_a_checkpoint_within_a_block_computes_its_norm_twice(reentrant):
             torch.testing.assert_close(one, other)
 
 
-def test_blocks_without_such_additions_are_named(caplog):
+def test_blocks_of_unknown_classes_are_named(caplog):
     class Unusual(GPT):
-        def forward(self, x):
-            return x + self.mlp(self.ln_1(x)) if x.norm() > 100 else first(self.attn(self.ln_1(x)))
+        pass
 
     model = nn.Sequential(GPT(), GPT(), Unusual())
     with caplog.at_level(logging.DEBUG, logger="amp_kernels"):
         ak.convert(copy.deepcopy(model), fuse_residuals=True)
-    assert "convert: 2 (Unusual) keeps its additions: no norm is seen to get one" in caplog.messages
+    assert "convert: 2 (Unusual) keeps its additions: its class is not known" in caplog.messages
     assert f"convert: 0 is now {GPT.__module__.partition('.')[0]}" not in caplog.text
     assert "convert: 0 is now amp_kernels.nn.residual.GPT" in caplog.messages

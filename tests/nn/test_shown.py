@@ -68,6 +68,7 @@ def test_a_converted_module_tells_its_function_and_former_class(module, line):
 
 
 def test_containers_activations_and_options_are_shown():
+    ak.nn.register_block(Block)
     model = ak.convert(torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.GELU("tanh"), Block()), fuse_residuals=True)
     text = repr(model)
     assert "  amp_kernels.mlp or amp_kernels.linear in place of torch.nn.Sequential\n" in text

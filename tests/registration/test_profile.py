@@ -3,7 +3,6 @@
 import itertools
 import json
 import logging
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 
