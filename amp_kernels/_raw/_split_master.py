@@ -70,3 +70,13 @@ def join_master(weight: Tensor, remainder: Tensor) -> Tensor:
         bits = torch.where(code > _INF[torch.float16], 0x7FC00000, bits)
     magnitude = bits.to(torch.int32).view(torch.float32)
     return torch.where(weight.signbit(), -magnitude, magnitude)
+
+
+def join_on_host(weight: Tensor, remainder: Tensor) -> Tensor:
+    """:func:`join_master` into host memory, with no larger temporary tensor than for a million elements of row-major operands."""
+    master = torch.empty(weight.shape, device="cpu")
+    for part, *operands in zip(
+        *(value.reshape(-1).split(1 << 20) for value in (master, weight, remainder)), strict=True
+    ):
+        part.copy_(join_master(*operands))
+    return master

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels.checkpoint import _folder
+from amp_kernels.checkpoint import _file
 from amp_kernels.testing.patience import PATIENCE
 
 from .loop import Loop, assert_same
