@@ -73,10 +73,10 @@ def join_master(weight: Tensor, remainder: Tensor) -> Tensor:
 
 
 def join_on_host(weight: Tensor, remainder: Tensor) -> Tensor:
-    """:func:`join_master` into host memory, with no larger temporary tensor than for a million elements of row-major operands."""
+    """:func:`join_master` into host memory, by pieces, which bound the temporary tensors of row-major operands."""
     master = torch.empty(weight.shape, device="cpu")
     for part, *operands in zip(
-        *(value.reshape(-1).split(1 << 20) for value in (master, weight, remainder)), strict=True
+        *(value.reshape(-1).split(1 << 17) for value in (master, weight, remainder)), strict=True
     ):
         part.copy_(join_master(*operands))
     return master

@@ -132,8 +132,7 @@ def verify(path: Path, damaged: Callable[[str], Exception] = ValueError) -> None
                 bad = archive.testzip() or next((it.filename for it in archive.infolist() if it.compress_type), None)
                 if bad is not None:
                     raise ValueError(f"{bad} does not fit its checksum or is compressed")
-                file.seek(0)
-                found = torch.load(file, map_location="meta", weights_only=True).get("amp_kernels", 1)
+                found = torch.load(path, map_location="meta", weights_only=True, mmap=True).get("amp_kernels", 1)
             reason = f"it has format {found}, of a newer amp_kernels" if found > FORMAT else None
     except Exception as error:
         cause: BaseException | None = error
@@ -141,7 +140,7 @@ def verify(path: Path, damaged: Callable[[str], Exception] = ValueError) -> None
             cause = translated("checkpoint", cause) if isinstance(cause, RuntimeError) else cause
             # A seek to where the bytes say, before the file, fails with EINVAL.
             system = cause.errno != errno.EINVAL if isinstance(cause, OSError) else isinstance(cause, MemoryError)
-            if system or isinstance(cause, torch.OutOfMemoryError):
+            if system or isinstance(cause, torch.OutOfMemoryError) or "unable to mmap" in str(cause):
                 raise cause from None
             cause = cause.__context__
         reason = f"it is cut short or damaged ({(str(error) or type(error).__name__).splitlines()[0]})"
