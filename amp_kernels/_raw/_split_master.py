@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._dispatch.devices import host_memory
+
 NEAREST8 = 0x80  # in place of random bits: to nearest, ties away from zero
 _INF = {torch.bfloat16: 0x7F800000, torch.float16: 0x7C000000}
 
@@ -74,7 +76,7 @@ def join_master(weight: Tensor, remainder: Tensor) -> Tensor:
 
 def join_on_host(weight: Tensor, remainder: Tensor) -> Tensor:
     """:func:`join_master` into host memory, by pieces, which bound the temporary tensors of row-major operands."""
-    master = torch.empty(weight.shape, device="cpu")
+    master = host_memory(weight.shape, torch.float32)
     for part, *operands in zip(
         *(value.reshape(-1).split(1 << 17) for value in (master, weight, remainder)), strict=True
     ):

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.serialization import config
 
 from .._checks.types import type_name
+from .._dispatch.devices import host_memory
 from .._dispatch.files import TEMPORARY, replacing
 from .._dispatch.memory import translated
 
@@ -54,8 +55,7 @@ def plain(value: Any, name: str, tensors: dict[Any, Later]) -> Any:
         usual = type(value) in (Tensor, torch.nn.Parameter, torch.nn.Buffer) and value.layout == torch.strided
         if usual and not value.is_quantized and not value.is_meta:
             same = value.data_ptr(), value.dtype, value.shape, value.stride(), value.is_conj(), value.is_neg()
-            make = lambda: torch.empty(value.shape, dtype=value.dtype, device="cpu").copy_(value)  # noqa: E731
-            later = Later(value.shape, value.dtype, make)
+            later = Later(value.shape, value.dtype, lambda: host_memory(value.shape, value.dtype).copy_(value))
             return tensors.setdefault(same if value.numel() else id(later), later)
         name += f" (of layout {value.layout} on {value.device})"
     if isinstance(value, Later):
