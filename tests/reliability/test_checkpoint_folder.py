@@ -180,7 +180,7 @@ def test_only_regular_files_are_opened(tmp_path, tmp_path_factory, monkeypatch, 
     with Stumbles(monkeypatch, tmp_path / name, AssertionError("opened")):
         save(tmp_path / "1.pt", 1, keep=1)
         assert ak.checkpoint.latest(tmp_path) == tmp_path / "1.pt"
-        with pytest.raises(ValueError, match=rf"{name} cannot be loaded: it is not a regular file; .* is .*1\.pt"):
+        with pytest.raises(ValueError, match=rf"{name} cannot be loaded: it is not a regular file; .*1\.pt"):
             ak.checkpoint.load(tmp_path / name)
         with pytest.raises(FileExistsError, match=rf"path is .*{name}, a link or a device; accepted"):
             save(tmp_path / name, 2)
