@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable
 from typing import overload
 
@@ -47,6 +48,15 @@ def restorer(tensors: Iterable[Tensor]) -> Callable[[], None]:
             tensor.copy_(copy)
 
     return restore
+
+
+def host_memory(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """A tensor in pages of its own, which go back to the system with it. Many large tensors from malloc, one after another with small
+    pieces between them, leave holes that the next one does not fit into."""
+    nbytes = shape.numel() * dtype.itemsize
+    if not nbytes:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8).view(dtype).view(shape)
 
 
 def largest_flag(flags: Iterable[Tensor | None], device: torch.device) -> Tensor | None:

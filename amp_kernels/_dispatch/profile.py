@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from .._version import __version__
+from .files import replacing
 from .product_call import ProductCall
 
 logger = logging.getLogger("amp_kernels")
@@ -62,10 +63,8 @@ class Profile:
     def save(self) -> Path:
         """Replaces the file of this kind of GPU."""
         path = path_of(self.machine["gpu"])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        written = path.with_name(f"{path.name}.{os.getpid()}")
-        written.write_text(json.dumps(asdict(self), indent=1))
-        written.replace(path)
+        with replacing(path) as file:
+            file.write(json.dumps(asdict(self), indent=1).encode())
         return path
 
 

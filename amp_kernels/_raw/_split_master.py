@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._dispatch.devices import host_memory
+
 NEAREST8 = 0x80  # in place of random bits: to nearest, ties away from zero
 _INF = {torch.bfloat16: 0x7F800000, torch.float16: 0x7C000000}
 
@@ -70,3 +72,13 @@ def join_master(weight: Tensor, remainder: Tensor) -> Tensor:
         bits = torch.where(code > _INF[torch.float16], 0x7FC00000, bits)
     magnitude = bits.to(torch.int32).view(torch.float32)
     return torch.where(weight.signbit(), -magnitude, magnitude)
+
+
+def join_on_host(weight: Tensor, remainder: Tensor) -> Tensor:
+    """:func:`join_master` into host memory, by pieces, which bound the temporary tensors of row-major operands."""
+    master = host_memory(weight.shape, torch.float32)
+    for part, *operands in zip(
+        *(value.reshape(-1).split(1 << 17) for value in (master, weight, remainder)), strict=True
+    ):
+        part.copy_(join_master(*operands))
+    return master

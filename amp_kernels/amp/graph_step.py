@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -16,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .._checks import lists
 from .._checks.modules import check_module
 from .._checks.types import type_name
-from .._dispatch import walks
+from .._dispatch import generators, walks
 from .._dispatch.capture import capture, rehearsal
 from .._dispatch.devices import restorer
 from ..optim._base import FusedOptimizer
@@ -288,9 +287,7 @@ class Before:
         self._grads = [(param, param.grad) for param in params]
         self._restore_tensors = restorer([*own.values(), *(grad for _, grad in self._grads if grad is not None)])
         self._has_state = False
-        devices = {param.device for param in params if param.is_cuda}
-        self._pythons = random.getstate()
-        self._random = torch.get_rng_state(), [(device, torch.cuda.get_rng_state(device)) for device in devices]
+        self._generators = generators.states()
 
     def keep_state(self) -> None:
         """Save the optimizer's state before the first update, creating it if there is none."""
@@ -311,10 +308,7 @@ class Before:
         self._restore_state()
         self._optimizer.store.mark_clean()
         self._restore_scaler()
-        random.setstate(self._pythons)
-        torch.set_rng_state(self._random[0])
-        for device, state in self._random[1]:
-            torch.cuda.set_rng_state(state, device)
+        generators.restore(self._generators)
 
 
 class NoHostReads(TorchDispatchMode):

@@ -303,6 +303,22 @@ class StateStore:
             values = {key: value.float() if isinstance(value, Tensor) else value for key, value in values.items()}
         return self._algorithm.exported(dict(values), place)
 
+    def check_form(self, groups: list[dict[str, Any]], saved: dict[str, Any]) -> None:
+        """Raise a ValueError for a state_dict with other numbers of parameters, or with a moment of another shape or dtype than
+        :meth:`exported` gives it with ``keep_codes``: a load would convert it."""
+        sizes, own = ([len(group["params"]) for group in each] for each in (saved["param_groups"], groups))
+        if sizes != own:
+            raise ValueError(f"its optimizer has groups of {sizes} parameters, and here they are of {own}")
+        moments = {moment for member in self._algorithm.members for moment in member.declared.moments}
+        for i, param in enumerate(param for group in groups for param in group["params"]):
+            dtype = moment_dtype(param.shape, self._options.state_dtype)
+            dtype = torch.float32 if dtype == torch.uint8 and not local(param).is_contiguous() else dtype
+            for key, value in saved["state"].get(i, {}).items():
+                moment = moment_of(key) or key
+                if moment in moments and isinstance(value, Tensor):  # SGD's momentum is None before its first step
+                    shape = scale_shape(param.shape) if key == moment + SCALE else param.shape
+                    check_like(f"optimizer.state[{i}].{key}", value, shape, dtype)
+
     def current(self, param: Tensor, state: dict, *, moments: bool = True) -> dict:
         """A parameter's state as a checkpoint would have it now; empty if there is none. Without ``moments`` those in 8 bits are left
         out, which have to be decoded."""
@@ -360,3 +376,11 @@ def _checksums(views: dict[str, Tensor]) -> dict[str, Tensor]:
     """Of a parameter's stored master and average, under the names of a checkpoint."""
     names = [name for name in dict.keys(views) if name in _FOLLOWERS]
     return {unpacked_name(name): checksum(local(views[name])) for name in names}
+
+
+def check_like(name: str, saved: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
+    if saved.shape != shape or saved.dtype != dtype:
+        raise ValueError(
+            f"its {name} is {saved.dtype} of shape {list(saved.shape)}, and here it is {dtype} of shape {list(shape)}; "
+            "for a conversion load what torch.load(path, weights_only=True) returns"
+        )

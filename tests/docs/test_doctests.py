@@ -25,8 +25,9 @@ EVERY_NAME = pytest.mark.parametrize("name", PUBLIC)
 
 
 @EVERY_NAME
-def test_examples_run(name):
+def test_examples_run(name, tmp_path, monkeypatch):
     torch.manual_seed(0)
+    monkeypatch.chdir(tmp_path)  # for files
     thing = PUBLIC[name]
     finder = doctest.DocTestFinder(recurse=inspect.isclass(thing))  # methods may have examples, too
     tests = finder.find(thing, name, globs={"torch": torch, "ak": ak})

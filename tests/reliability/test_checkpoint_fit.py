@@ -42,7 +42,7 @@ class Disabled(Loop):
         (lambda: Loop(dtype=torch.bfloat16), r"its model\.0\.weight is torch.float32 .* here it is torch.bfloat16"),
         (lambda: Loop("SGD", options={"momentum": 0.9}), "SGD: a group lacks momentum, dampening; accepted: groups of the same kind"),
         (lambda: Loop(options={"state_dtype": torch.bfloat16}), r"its optimizer\.state\[0\]\.exp_avg is torch.float32 .* torch.bfloat16"),
-        (Disabled, "it has the state of an enabled scaler, and this one is not"),
+        (Disabled, "it has the state of an enabled scaler, and this is not"),
     ],
 )  # fmt: skip
 def test_other_objects(tmp_path, other, message):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import amp_kernels as ak
-from amp_kernels.checkpoint import _file, _folder
+from amp_kernels.checkpoint import _file
 from bench import train
 from bench.training.trial import Trial
 
@@ -49,24 +49,24 @@ def live(folder: Path, prepare=lambda: None) -> tuple[int, int]:
 def die_while_saving(chance: random.Random):
     """The process kills itself before or after one of the calls that write a checkpoint: in the middle of the file too."""
     calls = [
-        (_file, "_bytes"),
+        (_file.Later, "cpu"),
         (os, "fsync"),
+        (_file, "verify"),
         (os, "replace"),
-        (_folder, "remove_all_but"),
-        (_folder, "_remove_left_over"),
+        (Path, "unlink"),
     ]
     module, name = chance.choice(calls)
-    left, after = chance.randrange(60 if name == "_bytes" else 3), chance.random() < 0.5
+    left, after = chance.randrange(60 if name == "cpu" else 3), chance.random() < 0.5
 
     def prepare():
         real = getattr(module, name)
 
-        def call(*arguments):
+        def call(*arguments, **options):
             nonlocal left
             left -= 1
             if left < 0 and not after:
                 os.kill(os.getpid(), signal.SIGKILL)
-            result = real(*arguments)
+            result = real(*arguments, **options)
             if left < 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
