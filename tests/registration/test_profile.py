@@ -241,6 +241,9 @@ def test_a_compiled_program_holds_the_winner(dynamic, monkeypatch):
 
     monkeypatch.setattr(policy, "_winners", lambda tensor: {str(replace(CALL, bias=True)): "aten"})
     monkeypatch.setattr(policy, "_winner_runs", lambda *args: True)
+    select = policy.select_product
+    on_gpu = lambda t: SimpleNamespace(is_cuda=True, device=t.device)  # noqa: E731
+    monkeypatch.setattr(policy, "select_product", lambda op, tensor, *call: select(op, on_gpu(tensor), *call))
     layer = ak.nn.Linear(16, 32).bfloat16()
     x = torch.randn(64, 16, dtype=torch.bfloat16, requires_grad=True)
     torch.compiler.reset()
