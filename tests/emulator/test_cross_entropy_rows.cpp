@@ -22,6 +22,7 @@ struct Options {
   int ignored = 0;      // one in so many rows is
   float masked = 0;     // instead of the logits [0, masked_until)
   int masked_until = 0;
+  float added = 0;  // to the others
   int target_offset = 0, weight_offset = 0;
   int shared = 232448;  // bytes a block may have: room for so many teams, or for none
   bool holes = false;   // only the ends of a row have been written: of ignored ones, in one piece
@@ -43,7 +44,7 @@ std::string run(const Options& o, std::vector<double>* results = nullptr) {
   std::vector<int64_t> chosen(rows);
   for (size_t i = 0; i < n; i++) {
     const bool masked = o.masked_until > 0 && i % stride < static_cast<size_t>(o.masked_until);
-    const T value = round_to<T>(masked ? o.masked : draw());
+    const T value = round_to<T>(masked ? o.masked : draw() + o.added);
     if (!o.holes || i % stride < 8 || i % stride + 8 >= classes) logits.set(i, value);
     x[i] = to_float(value);
   }
@@ -174,8 +175,11 @@ void check_type(Cases& cases, const std::string& name) {
     }
   }
   for (int classes : {900, 904}) {
-    check<T, int64_t>(cases, name + ", -inf in front",
-                      {.classes = classes, .target = classes - 1, .masked = -infinity, .masked_until = 890});
+    for (const float added : {0.0f, -200.0f}) {  // the exponential of -200's distance from 0 is infinite
+      check<T, int64_t>(
+          cases, name + ", -inf in front",
+          {.classes = classes, .target = classes - 1, .masked = -infinity, .masked_until = 890, .added = added});
+    }
   }
   for (int classes : {30, 32}) {
     check<T, int64_t>(
@@ -256,7 +260,8 @@ void check_pieces(Cases& cases, const std::string& name) {
                     {.classes = 901, .offset = 1, .target = -100, .holes = true});
 }
 
-// Bytes of the next rows on their way to an SM of an H200, of which 13 KB are needed: 4.25 TB/s of reads and writes, 800 ns.
+// Bytes of the next rows on their way to an SM of an H200, of which 13 KB are needed: 4.25 TB/s of reads and writes,
+// 800 ns.
 void bytes_in_flight(Cases& cases) {
   emu::options().sm_count = 132;
   emu::options().shared_limit = 232448;
