@@ -120,43 +120,6 @@ def test_a_run_that_was_cut_is_resumed_behind_what_passed(tmp_path, monkeypatch)
     assert [name for name, _ in ran] == list(ends)
 
 
-def test_another_commit_resumes_nothing(tmp_path, monkeypatch):
-    played(tmp_path, monkeypatch, {"tests": "passed"})
-    record = tmp_path / "parts.json"
-    record.write_text(record.read_text().replace("c0ffee", "0ther"))
-    assert played(tmp_path, monkeypatch, {"tests": "passed"}, ["--resume"])[1] == [("tests", True)]
-
-
-class Runs(list):
-    """In place of ``gpu.run``: what was to run, and an output of each."""
-
-    def __init__(self, monkeypatch, outcomes):
-        self.outcomes = outcomes
-        monkeypatch.setattr(gpu, "run", self.run)
-
-    def run(self, name, command, seconds, log):
-        assert 0 < seconds <= 100
-        self.append((name, [str(part) for part in command]))
-        log.write_text(f"output of {name}")
-        return name, self.outcomes.get(name, "passed"), 1.0
-
-
-def test_the_files_of_gpu_tests_run_in_processes_of_their_own(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(gpu, "missing", lambda names: ["xdist"])
-    (tmp_path / "gpu-test_ops").write_text("tests/gpu/test_ops.py::test_a[gemm-triton]")
-    (tmp_path / "gpu-test_step").write_text("tests/gpu/test_step.py::test_the_last")
-    ends = {"ops": "HUNG for 60 s", "step": "FAILED (exit 1)", "threads": "FAILED (exit 5)"}
-    ran = Runs(monkeypatch, {f"tests/gpu/test_{name}.py": end for name, end in ends.items()})
-    outcomes = {name: outcome for name, outcome, _ in gpu.run_tests(tmp_path, 100)}
-    assert outcomes["tests/gpu/test_threads.py"] == "passed"  # pytest found no test in it that is marked gpu
-    assert {"tests/ops/test_gemm.py", "tests/triton/test_gemm.py", "info --check"} <= set(outcomes)
-    assert len({command[command.index("--progress-file") + 1] for _, command in ran[1:]}) == len(ran) - 1
-    assert outcomes["tests/gpu/test_ops.py"] == "HUNG for 60 s in tests/gpu/test_ops.py::test_a[gemm-triton]"
-    assert outcomes["tests/gpu/test_step.py"] == "FAILED (exit 1)"  # the last test is not to blame
-    assert "== tests/gpu/test_step.py\noutput of tests/gpu/test_step.py\n" in capsys.readouterr().out
-    assert all("info" in command or {"--require-gpu", "gpu"} <= set(command) for _, command in ran)
-
-
 def test_every_folder_with_gpu_tests_is_run():
     folders = [gpu.ROOT / folder for folder in gpu.TESTS]
     marked = [path for path in (gpu.ROOT / "tests").rglob("*/*.py") if "pytest.mark." + "gpu" in path.read_text()]

@@ -233,7 +233,6 @@ def test_the_optimizer_reference_tells_a_wrong_update_from_a_right_one(layout):
 )
 def test_reads_beyond_as_many_writes_have_the_rate_of_two_reads_to_a_write(written, seconds):
     """36 bytes are read and 24 written: 12 and 12 move as in a copy, 24 and 12 at the other rate."""
-    roofline = object.__new__(Roofline)
-    roofline.bandwidth, roofline.two_reads, roofline.peak = 3.0, 4.0, {"fp32": 2.0}
+    roofline = Roofline(3.0, 4.0, {"fp32": 2.0})
     assert roofline.floor_seconds(60, 0, "fp32", written) == pytest.approx(seconds)
     assert roofline.floor_seconds(60, 100, "fp32", written) == 50.0

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import gpt2, peers_page, run
+from bench import gpt2, peers_page
 from bench.harness.case import Scope
 from bench.harness.check import Mismatch, worst_error
 from bench.harness.memory import held_bytes
-from bench.ops import adamw, layouts, muon_step, peer_optimizers, peer_suite, peers, update
+from bench.ops import adamw, layouts, peer_optimizers, peer_suite, peers
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
@@ -60,26 +60,6 @@ def test_an_optimizer_gets_clipped_gradients_for_a_whole_step(one_peer):
     assert facts["state_bytes"] / facts["params"] == pytest.approx(12, rel=0.01)
 
 
-def test_a_norm_by_rows_clips_as_the_reference_does():
-    case = adamw.step_case("small", SHAPES, layouts.LAYOUTS[0], CPU, by_rows=True)
-    assert max(errors(case).values()) < 4e-5
-    assert "norm by rows" in case.providers["torch"](case.inputs(torch.Generator().manual_seed(1))).facts()["pipeline"]
-
-
-def test_the_step_of_muon_is_right_and_one_that_is_missing_is_found(monkeypatch):
-    case = muon_step.case("small", SHAPES, CPU)
-    assert {name: error < 2e-4 for name, error in errors(case).items()} == {"torch": True, "amp_kernels": True}
-    case.check_calls = 1
-    assert set(errors(case).values()) == {float("inf")}
-
-
-def test_the_ratio_of_the_exact_muon_is_that_of_the_paper_unless_it_is_given():
-    p, g = torch.randn(8, 2, dtype=torch.float64), torch.randn(8, 2, dtype=torch.float64)
-    kept = p * (1 - update.LR * update.WEIGHT_DECAY)
-    paper, given = update.exact_muon(p, [g]) - kept, update.exact_muon(p, [g], ratio=1.0) - kept
-    torch.testing.assert_close(paper, 2 * given)
-
-
 def test_quantized_state_counts_as_what_it_holds():
     class Quantized(torch.Tensor):
         @staticmethod
@@ -113,13 +93,6 @@ def test_the_suite_has_every_part():
     assert all("torch.compile" in case.providers for case in cases if case.op != "step")
     assert any("Muon" in case.shape for case in cases)
     assert [name for case in cases for name in case.providers if name == "torch.compile" and case.op == "step"]
-
-
-def test_the_suites_exclude_each_other(capsys):
-    for options in (["--peers", "--op", "gemm"], ["--peers", "--suite", "cpu"]):
-        with pytest.raises(SystemExit):
-            run.parse(options)
-        assert "not with --op" in capsys.readouterr().err
 
 
 def rows(folder):

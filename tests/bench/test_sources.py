@@ -33,8 +33,3 @@ def test_rows_of_several_commits_are_as_old_as_the_oldest(tree, tmp_path):
     assert sources.told(tmp_path, ["c0", "c2"], tree).endswith(
         "none. The sources of c0 were not recorded; the kernels have changed since."
     )
-
-
-def test_a_run_without_a_record_says_so(tmp_path, tree):
-    assert "c1 were not recorded" in sources.told(tmp_path, ["c1"], tree)
-    assert "changed since:" not in sources.told(tmp_path, ["c1"], tree)

@@ -1,31 +1,13 @@
 """The training benchmark as a user runs it: options, outputs, interruption by signal."""
 
 import json
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-import amp_kernels as ak
-from amp_kernels.testing.patience import PATIENCE
 from bench import train
 from bench.training import report
 
-ROOT = Path(__file__).resolve().parents[2]
 NANO = ["--model", "nano", "--device", "cpu"]
-COMPARED = ("name", "losses", "scales", "validation", "validation_loss", "final_scale", "skipped_steps")
-
-
-def outcome(folder: Path) -> list[dict]:
-    runs = json.loads((folder / "train.json").read_text())["runs"]
-    return [{key: run[key] for key in COMPARED} for run in runs]
-
-
-def start(*arguments, script=("-m", "bench.train"), cwd=ROOT) -> subprocess.Popen:
-    command = [sys.executable, *script, *NANO, *map(str, arguments)]
-    return subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def test_a_run_leaves_table_plot_and_record(tmp_path, capsys):
@@ -38,54 +20,6 @@ def test_a_run_leaves_table_plot_and_record(tmp_path, capsys):
     assert all(len(run["losses"]) == 8 for run in record["runs"])
     assert {"device", "commit", "date", "versions"} <= set(record["machine"])
     assert (tmp_path / "train.txt").read_text().splitlines()[1] in capsys.readouterr().out
-
-
-TWO_RUNS = ("--dtype", "fp16", "--steps", 60)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory) -> list[dict]:
-    folder = tmp_path_factory.mktemp("whole")
-    process = start(*TWO_RUNS, "--out", folder)
-    assert process.wait(timeout=PATIENCE) == 0, process.stdout.read()
-    return outcome(folder)
-
-
-#: The process sends itself a signal in the middle of the second run, on machines of any speed.
-SIGNALLED = """
-import os, sys
-from bench import train
-from bench.training.trial import Trial
-
-number, real = int(sys.argv[1]), Trial._train_step
-
-def train_step(trial):
-    if trial.provider == "amp_kernels" and trial.step == 37:
-        os.kill(os.getpid(), number)
-    real(trial)
-
-Trial._train_step = train_step
-sys.exit(train.main(sys.argv[2:]))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_resume_ends_where_the_uninterrupted_run_does(tmp_path, uninterrupted, number):
-    """The signal comes in the second of two runs, so the checkpoint holds a finished and an unfinished one."""
-    process = start(*TWO_RUNS, "--out", tmp_path, script=("-c", SIGNALLED, str(int(number))))
-    rest = process.stdout.read()
-    assert process.wait(timeout=PATIENCE) == 128 + number, rest
-    assert "add --resume to continue" in rest
-    saved = ak.checkpoint.load(ak.checkpoint.latest(tmp_path / train.CHECKPOINTS), rng=False)
-    assert [run["name"] for run in saved["finished"]] == ["fp16 torch"]
-    assert saved["running"]["step"] == 38  # the step in which the signal comes is finished
-    assert not (tmp_path / "train.json").exists()
-
-    resumed = start("--resume", "--out", tmp_path)
-    assert resumed.wait(timeout=PATIENCE) == 0, resumed.stdout.read()
-    assert outcome(tmp_path) == uninterrupted
-    assert not (tmp_path / train.CHECKPOINTS).exists()
 
 
 @pytest.mark.parametrize(

@@ -23,35 +23,6 @@ def settings(**changes) -> Settings:
     return dataclasses.replace(base, **changes)
 
 
-def stop_after(steps):
-    calls = iter(range(1, 10_000))
-    return lambda: next(calls) >= steps
-
-
-def parameters(trial):
-    return [param.detach().clone() for param in trial.trainer.model.parameters()]
-
-
-@EVERY_PROVIDER
-@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
-@pytest.mark.parametrize("stop", [13, 12, 1])  # within a segment, where an evaluation is due, after every step
-def test_an_interrupted_run_continues_bit_for_bit(text, tmp_path, dtype, provider, stop):
-    steps = settings() if stop > 1 else settings(steps=6)
-    whole = Trial(steps, text, provider, dtype)
-    assert whole.train()
-
-    trial, saved = Trial(steps, text, provider, dtype), tmp_path / "c.pt"
-    while not trial.train(stop_after(stop)):
-        trial.save(saved)
-        torch.manual_seed(1234)  # the generators of another process
-        trial = Trial(steps, text, provider, dtype, saved)
-
-    assert torch.equal(trial.losses, whole.losses)
-    assert all(torch.equal(a, b) for a, b in zip(parameters(trial), parameters(whole), strict=True))
-    kept = ("validation_loss", "skipped_steps", "final_scale", "losses", "scales", "steps", "validation")
-    assert {key: trial.result()[key] for key in kept} == {key: whole.result()[key] for key in kept}
-
-
 @EVERY_PROVIDER
 def test_skipped_steps_are_those_where_the_scale_fell(text, provider):
     """The counter comes from the optimizer, the scale from the scaler: they must tell the same story."""
