@@ -10,13 +10,14 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._dispatch import cpu_isa, nodes
-from amp_kernels._raw.activation_backward import activation_backward
 from amp_kernels._raw.column_sums import column_sums
 from amp_kernels.ops import _linear
 from amp_kernels.testing.backends import use
 from amp_kernels.testing.bounds import assert_within
 from amp_kernels.testing.patience import PATIENCE
 from amp_kernels.testing.poison import embed, poisoned_allocations
+
+from .raw import activation_backward
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
