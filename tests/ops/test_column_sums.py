@@ -17,6 +17,7 @@ from amp_kernels.testing.bounds import assert_within
 from amp_kernels.testing.patience import PATIENCE
 from amp_kernels.testing.poison import embed, poisoned_allocations
 
+from . import raw
 from .raw import activation_backward
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -90,7 +91,7 @@ def test_one_pass_gives_the_bits_of_two(every_cpu_isa, generator, threads, imple
             grad = grad[:, : out.shape[1]] if grad.ndim else grad.expand(out.shape)
             ours = torch.autograd.grad(out, [x, weight, bias], grad)
             with torch.no_grad():
-                z = ak._raw.gemm.gemm(x, weight.t(), bias)
+                z = raw.gemm(x, weight.t(), bias)
                 dz = grad if activation == "none" else activation_backward(grad, z, activation=activation)
                 expected = dz @ weight, dz.t() @ x, column_sums(dz)
             assert torch.equal(ours[2], expected[2])
