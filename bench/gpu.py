@@ -9,7 +9,7 @@ Each part runs in processes of its own, within its share of the time. A kernel t
 the test or case (op and shape) that was running. The benchmarks then go on with the next case, the tests with the next test where
 pytest-xdist and pytest-timeout are installed, else with the next file. Results go to RESULTS (default ``bench/results/<gpu>``):
 rows.jsonl, gpt2.jsonl, profile.txt (the kernels of a training step), gemm_tiles.csv, peers/ (the other libraries), table.txt, plots,
-predicted.txt (what the cost model says, next to the measured values), summary.txt, and parts.json, which ``--resume`` reads.
+summary.txt, and parts.json, which ``--resume`` reads.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ TEST_SECONDS = 200  # measured on 16 cores: 141 on an H100, 121 on an H200, with
 TRAINING_SECONDS = 200  # measured: 77, after Inductor had compiled the models once
 TILE_SECONDS = 240  # nvcc takes half of it
 PEER_SECONDS = 440  # an estimate, with all libraries; torch.compile takes most of it
-PREDICTION_SECONDS = 15  # on two cores: 9
 TEST_PROCESSES = 8  # files at a time, without xdist
 ONE_TEST_SECONDS = 100  # with it; the longest took 19
 GRACE_SECONDS = 20  # beyond its share, for a part to end the case it is in and to write its tables
@@ -84,7 +83,6 @@ def parts() -> list[Part]:
         benchmark("ops", rest, 440),  # an estimate: 120 cases, of which 20 took 75 s
         Part("peers", PEER_SECONDS, other_libraries),
         Part("tiles", TILE_SECONDS, tiles),
-        Part("predictions", PREDICTION_SECONDS, predictions),
     ]
 
 
@@ -258,14 +256,6 @@ def tiles(results: Path, seconds: float, resume: bool) -> list[Outcome]:
         return [("tiles", "passed: none, gemm_sm90 runs on compute capability 9.0 alone", 0.0)]
     command = [sys.executable, "-m", "bench.tiles", "--out", results, "--seconds", f"{seconds / 2:.0f}"]
     return [run("tiles", command, seconds)]
-
-
-def predictions(results: Path, seconds: float, resume: bool) -> list[Outcome]:
-    """Writes predicted.txt: the cost model's times for this GPU, next to those just measured."""
-    if importlib.util.find_spec("amp_kernels._host") is None:
-        return [("predictions", "passed: none, the package was built without pybind11", 0.0)]
-    command = [sys.executable, "-m", "bench.predict", "--run", results]
-    return [run("predictions", command, seconds, results / "predicted.txt")]
 
 
 def run(name: str, command: list, seconds: float, log: Path | None = None) -> Outcome:

@@ -5,6 +5,7 @@ python -m amp_kernels bench --op gemm --shape 4096 --dtype bf16
 python -m amp_kernels bench --op step --quick --memory 16   # reduced to what fits into 16 GiB
 python -m amp_kernels bench --peers                # other libraries, whole steps and GPT-2: one table (bench.peers_page)
 python -m amp_kernels bench --suite cpu            # what a CPU is to reach against torch, in two minutes
+python -m amp_kernels bench --floor H100 --op gemm # the least time of the cases on that chip, without a GPU (bench.floor)
 """
 
 import argparse
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from . import gpt2, report
+from . import floor, gpt2, report
 from . import options as common
 from .harness import environment, rows, sources
 from .harness.case import Case, Scope
@@ -55,6 +56,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="skip the cases that --out has from this commit")
     parser.add_argument("--progress-file", type=Path, help="file that names the running case, removed at the end")
     parser.add_argument("--list", action="store_true", help="print the names of the cases and stop")
+    parser.add_argument("--floor", choices=floor.CHIPS, help="print the least time of each case there, and stop")
     parser.add_argument("--out", type=Path, help="folder of the results (default bench/results/<device>)")
     options = parser.parse_args(argv)
     for given, name in ((options.suite, "--suite"), (options.peers, "--peers")):
@@ -63,7 +65,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     options.op = common.names(parser, "--op", options.op, OPS)
     if options.provider is not None:  # else all, torch.compile too
         options.provider = common.names(parser, "--provider", options.provider, ("torch", "amp_kernels", *peers.PEERS))
-    options.device = common.device(parser, options.device or options.suite)
+    if options.floor:
+        options.device, options.memory = torch.device("cuda"), options.memory or float("inf")
+    else:
+        options.device = common.device(parser, options.device or options.suite)
     return options
 
 
@@ -101,6 +106,9 @@ def main(argv: list[str] | None = None) -> int:
     if options.list:
         for case in select(options):
             print(f"{case.name:72} {', '.join(case.providers)}")
+        return 0
+    if options.floor:
+        print(floor.text(select(options), options.floor))
         return 0
     if options.device.type == "cuda":
         torch.cuda.set_device(options.device)
@@ -158,7 +166,7 @@ def _measured(options: argparse.Namespace, out: Path) -> tuple[list[dict], list[
     )  # torch.compile takes a minute for a model's optimizer
     with watched(options.progress_file, patience) as note:
         note(CEILINGS)
-        roofline = Roofline(device, effort.settle)
+        roofline = Roofline.measured(device, effort.settle)
         ceilings = roofline.record()
         print("; ".join(f"{name} {value:,.1f}" for name, value in ceilings.items()), flush=True)
         said = ("device", "threads", "isa", "load", "commit", "date", "versions")

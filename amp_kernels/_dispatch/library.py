@@ -52,6 +52,7 @@ class Op:
         tensor_cores: bool = False,
         family: str | None = None,
         bound: bool = False,
+        check: Callable[[Any], Any] | None = None,
     ):
         self.schema = torch._C.parse_schema(f"{NAMESPACE}::{schema}")
         self.name = self.schema.name.removeprefix(f"{NAMESPACE}::")
@@ -60,6 +61,7 @@ class Op:
         self._arguments = namedtuple("Arguments", [argument.name for argument in self.schema.arguments])
         self._defaults = {a.name: a.default_value for a in self.schema.arguments if a.has_default_value()}
         self.reference = self.bound(reference) if bound else reference
+        self._check = check and self.bound(check)
         self.samples = samples
         self.composite = composite
         self.tensor_cores = tensor_cores
@@ -175,7 +177,7 @@ class Op:
         Compiled and exported programs call ops through the dispatcher, so without this an install that has Triton kernels only
         would run its reference there.
         """
-        self._check_kinds(args, kwargs)
+        self._check_raw(args, kwargs)
         tensor = first_tensor(args)
         if type(tensor) in PLAIN and not tensor.is_meta:
             backend = self._selected(tensor, args, kwargs)
@@ -186,8 +188,9 @@ class Op:
             return self._in_torch(backend)(*args, **kwargs)
         return self.reference(*args, **kwargs)
 
-    def _check_kinds(self, args: tuple, kwargs: dict) -> None:
-        """Refuse tensors on several devices, or without strides, before the reference, which would write to some of them first."""
+    def _check_raw(self, args: tuple, kwargs: dict) -> None:
+        """Refuse a call of ``torch.ops`` that would read or write beyond a tensor: backends trust the public functions, which check
+        before, and the C++ kernels have this check in their glue."""
         first = None
         for name, value in {**dict(zip(self._arguments._fields, args, strict=False)), **kwargs}.items():
             for tensor in value if isinstance(value, (list, tuple)) else (value,):
@@ -200,6 +203,8 @@ class Op:
                     raise ValueError(
                         f"{self.name}: {name} is on {tensor.device}, but {first[0]} is on {first[1]}; accepted: one device"
                     )
+        if self._check is not None:
+            self._check(*args, **kwargs)
 
     def _bump_versions(self, args, kwargs) -> None:
         tensors = []
@@ -345,6 +350,7 @@ def define(
     flop_count: Callable[..., int] | None = None,
     family: str | None = None,
     bound: bool = False,
+    check: Callable[[Any], Any] | None = None,
 ) -> Op:
     """Define an op of the package and return it.
 
@@ -364,11 +370,22 @@ def define(
         family: the name of the module where each backend keeps the op; ``None`` for that of the module that its reference is
             written in.
         bound: the reference takes one tuple that names all arguments (:meth:`Op.bound`), so that the schema alone lists them.
+        check: raises for such a tuple if a kernel would read or write beyond a tensor. Calls of ``torch.ops`` run it where no C++
+            kernel is registered; it need not look at devices.
     """
     LIBRARY.define(schema, tags=(torch.Tag.flexible_layout,) if tensor_cores else ())
     if not composite:
         EMULATED_LIBRARY.define(schema)
-    op = Op(schema, reference, samples, composite=composite, tensor_cores=tensor_cores, family=family, bound=bound)
+    op = Op(
+        schema,
+        reference,
+        samples,
+        composite=composite,
+        tensor_cores=tensor_cores,
+        family=family,
+        bound=bound,
+        check=check,
+    )
     if composite:  # decomposes above autograd and fake tensors, as torch's own linear and matmul do
         LIBRARY.impl(op.name, op.reference, "CompositeImplicitAutograd")
     else:

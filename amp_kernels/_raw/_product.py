@@ -10,7 +10,7 @@ import torch
 from .. import _functional as F
 from .._checks.activations import activated, activated_width, check_activation, check_gated_width
 from .._checks.lists import names, within_float32
-from .._checks.operands import HALF_DTYPES, KERNEL_DTYPES, check_out_dtype, check_same_device, check_tensor
+from .._checks.operands import HALF_DTYPES, KERNEL_DTYPES, check_out_dtype, check_tensor
 
 
 def check_half_dtypes(op: str, a: torch.Tensor, b: torch.Tensor) -> None:
@@ -61,7 +61,6 @@ def check_gemm(
             raise ValueError(
                 f"{op}: residual has shape {list(residual.shape)}; accepted: {list(shape)}, that of the result"
             )
-    check_same_device(op, a=a, b=b, bias=bias, residual=residual)
     check_out_dtype(op, out_dtype, KERNEL_DTYPES)
     return name
 

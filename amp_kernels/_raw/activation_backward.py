@@ -16,15 +16,13 @@ from .._checks.activations import (
     GATED,
     activated,
     activated_width,
-    check_activation,
-    check_gated_width,
     halves,
     sloping,
 )
 from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES
-from .._checks.operands import check_same_device, check_tensor
 from .._dispatch.library import Sample, define
-from .activation_forward import extremes
+from ._norm import check_like
+from .activation_forward import check, extremes
 
 aten = torch.ops.aten
 
@@ -56,26 +54,17 @@ def differentiable(grad: torch.Tensor, preact: torch.Tensor, activation: str) ->
     return DERIVATIVES[activation](grad.float(), preact.float()).to(preact.dtype)
 
 
-def check(grad: torch.Tensor, preact: torch.Tensor, activation: str, bias_grad: bool = False) -> str:
-    op = "activation_backward"
-    check_tensor(op, "preact", preact, KERNEL_DTYPES)
-    check_tensor(op, "grad", grad, tuple({preact.dtype, torch.float32}))
-    name = check_activation(op, activation)
-    if preact.ndim == 0 and (name in GATED or bias_grad):
-        accepted = f"activation={name!r}: [..., 2 F]" if name in GATED else "bias_grad: [..., F]"
-        raise ValueError(f"{op}: preact has no dimension; accepted with {accepted}")
-    check_gated_width(op, "preact", preact, -1, name)
-    shape = (*preact.shape[:-1], activated_width(name, preact.shape[-1])) if name in GATED else preact.shape
-    if grad.shape != shape:
-        raise ValueError(
-            f"{op}: grad has shape {list(grad.shape)}; accepted: that of activation(preact), {list(shape)}"
-        )
-    check_same_device(op, grad=grad, preact=preact)
-    return name
+def _check(call) -> None:
+    op, preact = "activation_backward", call.preact
+    check(preact, call.activation, op=op)
+    if call.bias_grad and preact.ndim == 0:
+        raise ValueError(f"{op}: preact has no dimension; accepted with bias_grad: [..., F]")
+    gated = call.activation in GATED
+    shape = (*preact.shape[:-1], activated_width(call.activation, preact.shape[-1])) if gated else preact.shape
+    check_like(op, "grad", call.grad, shape, tuple({preact.dtype, torch.float32}))
 
 
 def _reference(grad, preact, *, activation, bias_grad=False):
-    check(grad, preact, activation, bias_grad)
     g = grad.float().contiguous()
     z = preact.float().contiguous()
     dz = DERIVATIVES[activation](g, z).to(preact.dtype, copy=True)
@@ -108,29 +97,5 @@ op = define(
     "activation_backward(Tensor grad, Tensor preact, *, str activation, bool bias_grad=False) -> (Tensor, Tensor)",
     _reference,
     samples=samples,
+    check=_check,
 )
-
-
-def activation_backward(
-    grad: torch.Tensor, preact: torch.Tensor, *, activation: str, bias_grad: bool = False
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """``grad * activation'(preact)``, computed in fp32. Not differentiable.
-
-    Args:
-        grad: gradient of ``activation(preact)``, any strides, the dtype of ``preact`` or fp32.
-        preact: the pre-activation, fp16, bf16 or fp32, any strides.
-        activation: ``"none"``, ``"relu"``, ``"gelu"``, ``"gelu_tanh"`` or ``"silu"``: ``grad`` and ``preact`` have one
-            shape; or ``"swiglu"``: ``grad`` is ``[..., F]``, ``preact`` ``[..., 2 F]``, gates before values.
-        bias_grad: also sum the columns of the result: the gradient of a bias.
-
-    Returns:
-        A contiguous tensor of the shape and dtype of ``preact``. relu's derivative at 0 is 0, as in torch. With
-        ``bias_grad`` a pair: the same, and the fp32 sums of its columns, as rounded, with the bits of ``column_sums``.
-
-    Raises:
-        TypeError: a dtype or layout is not accepted.
-        ValueError: shapes, devices or ``activation`` do not fit.
-    """
-    name = check(grad, preact, activation, bias_grad)
-    dz, sums = op(grad, preact, activation=name, bias_grad=bias_grad)
-    return (dz, sums) if bias_grad else dz

@@ -31,7 +31,6 @@ def check(
 
 
 def _reference(preact, *, activation):
-    check(preact, activation)
     return activated(preact.float().contiguous(), activation).to(preact.dtype, copy=True)
 
 
@@ -53,4 +52,9 @@ def samples(device: str) -> Iterator[Sample]:
         yield (extremes(activation).to(device),), {"activation": activation}
 
 
-op = define("activation_forward(Tensor preact, *, str activation) -> Tensor", _reference, samples=samples)
+op = define(
+    "activation_forward(Tensor preact, *, str activation) -> Tensor",
+    _reference,
+    samples=samples,
+    check=lambda call: check(*call),
+)

@@ -20,7 +20,6 @@ def _reference(
     norm_type: float = 2.0,
     per_tensor: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    _check_norm_type(norm_type)
     inv = lists.inverse_scale(grad_scale)
     norms, flags = [], []
     for grad in grads:
@@ -78,6 +77,7 @@ op = define(
     "-> (Tensor, Tensor)",
     _reference,
     samples=samples,
+    check=lambda call: _check_norm_type(call.norm_type),
 )
 
 #: The same of the gradients in a table (:mod:`amp_kernels._updates.state`), on the device of ``like``.

@@ -13,34 +13,28 @@ import torch
 from torch import Tensor
 
 from .._checks.lists import KERNEL_DTYPES, within_float32
-from .._checks.operands import check_tensor
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
+from ._norm import check_like
 
 
-def check(logits, target, weight, factor, loss, grad) -> None:
-    """Raise for calls that would read or write beyond a tensor; the C++ kernels check the same."""
-    name, soft = "cross_entropy_rows_", target.is_floating_point()
+def check(call) -> None:
+    op, logits, soft = "cross_entropy_rows_", call.logits, call.target.is_floating_point()
     rows, classes = logits.shape
-    floats = {"logits": logits, "grad": grad} | ({"target": target} if soft else {})
-    for argument, tensor in floats.items():
-        if tensor is None:
-            continue
-        check_tensor(name, argument, tensor, KERNEL_DTYPES)
-        if tensor.shape != logits.shape or (classes > 1 and tensor.numel() and tensor.stride(1) != 1):
-            raise ValueError(
-                f"{name}: {argument} has shape {list(tensor.shape)} and strides {list(tensor.stride())}; accepted: "
-                f"{[rows, classes]} with adjacent columns"
-            )
-    vectors = {"weight": (weight, classes), "factor": (factor, rows), "loss": (loss, rows)}
-    for argument, (tensor, size) in (vectors | ({} if soft else {"target": (target, rows)})).items():
-        if tensor is None:
-            continue
-        check_tensor(name, argument, tensor, (torch.int64,) if argument == "target" else (torch.float32,))
-        if tensor.shape != (size,) or (argument in ("weight", "loss") and not tensor.is_contiguous()):
-            raise ValueError(f"{name}: {argument} has shape {list(tensor.shape)}; accepted: [{size}], contiguous")
-    if (factor is None) != (grad is None):
-        raise ValueError(f"{name}: factor and grad go together; accepted: both or neither")
+    for name in ("logits", "grad", *["target"] * soft):
+        tensor = getattr(call, name)
+        check_like(op, name, tensor, logits.shape)
+        if tensor is not None and classes > 1 and tensor.numel() and tensor.stride(1) != 1:
+            raise ValueError(f"{op}: {name} has strides {list(tensor.stride())}; accepted: adjacent columns")
+    if not soft:
+        check_like(op, "target", call.target, (rows,), (torch.int64,))
+    for name, size in (("weight", classes), ("factor", rows), ("loss", rows)):
+        tensor = getattr(call, name)
+        check_like(op, name, tensor, (size,), (torch.float32,))
+        if name != "factor" and tensor is not None and not tensor.is_contiguous():
+            raise ValueError(f"{op}: {name} has strides {list(tensor.stride())}; accepted: contiguous")
+    if (call.factor is None) != (call.grad is None):
+        raise ValueError(f"{op}: factor and grad go together; accepted: both or neither")
 
 
 def _reference(
@@ -130,6 +124,7 @@ op = define(
     "Tensor(b!)? grad, *, int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0) -> ()",
     _reference,
     samples=samples,
+    check=check,
 )
 #: The op's arguments: ``logits`` [N, V], fp16, bf16 or fp32, adjacent columns; ``target`` int64 [N] or probabilities
 #: [N, V]; ``weight`` fp32 [V]; ``loss`` fp32 [N], written; ``grad``, of the logits' dtype, written with ``factor`` (fp32

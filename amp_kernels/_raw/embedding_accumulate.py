@@ -14,25 +14,22 @@ from torch import Tensor
 from .._checks.lists import KERNEL_DTYPES
 from .._checks.operands import check_tensor
 from .._dispatch.library import Sample, define
+from ._norm import check_like
 
 
-def check(out: Tensor, grad: Tensor, sorted: Tensor, order: Tensor, scale_by_frequency: bool, in_order: bool) -> None:
-    """Raise for calls that would read or write beyond a tensor; the C++ kernels check the same."""
-    name = "embedding_accumulate_"
-    if in_order and (out.dtype != torch.float32 or scale_by_frequency):
-        raise ValueError(f"{name}: in_order takes a float32 out and no scale_by_frequency; out has dtype {out.dtype}")
-    for argument, tensor in {"out": out, "grad": grad}.items():
-        check_tensor(name, argument, tensor, KERNEL_DTYPES)
-        if tensor.ndim != 2 or not tensor.is_contiguous():
-            raise ValueError(f"{name}: {argument} has shape {list(tensor.shape)}; accepted: a contiguous matrix")
-    if out.shape[1] != grad.shape[1]:
-        raise ValueError(f"{name}: out has {out.shape[1]} columns and grad {grad.shape[1]}; accepted: as many")
-    for argument, tensor in {"sorted": sorted, "order": order}.items():
-        check_tensor(name, argument, tensor, (torch.int64,))
-        if tensor.shape != grad.shape[:1] or not tensor.is_contiguous():
-            raise ValueError(
-                f"{name}: {argument} has shape {list(tensor.shape)}; accepted: [{grad.shape[0]}], contiguous"
-            )
+def check(call) -> None:
+    op, out, grad = "embedding_accumulate_", call.out, call.grad
+    if call.in_order and (out.dtype != torch.float32 or call.scale_by_frequency):
+        raise ValueError(f"{op}: in_order takes a float32 out and no scale_by_frequency; out has dtype {out.dtype}")
+    check_tensor(op, "out", out, KERNEL_DTYPES)
+    if out.ndim != 2 or grad.ndim != 2:
+        raise ValueError(f"{op}: out has shape {list(out.shape)} and grad {list(grad.shape)}; accepted: two matrices")
+    check_like(op, "grad", grad, (grad.shape[0], out.shape[1]))
+    for name in ("sorted", "order"):
+        check_like(op, name, getattr(call, name), grad.shape[:1], (torch.int64,))
+    for name in ("out", "grad", "sorted", "order"):
+        if not getattr(call, name).is_contiguous():
+            raise ValueError(f"{op}: {name} has strides {list(getattr(call, name).stride())}; accepted: contiguous")
 
 
 def _reference(
@@ -45,7 +42,6 @@ def _reference(
     scale_by_frequency: bool = False,
     in_order: bool = False,
 ) -> None:
-    check(out, grad, sorted, order, scale_by_frequency, in_order)
     if out.is_meta:  # nothing is returned, so there is nothing to compute
         return
     if in_order:
@@ -89,6 +85,7 @@ op = define(
     "bool scale_by_frequency=False, bool in_order=False) -> ()",
     _reference,
     samples=samples,
+    check=check,
 )
 #: The op's arguments: ``out`` [rows, D] and ``grad`` [N, D], fp16, bf16 or fp32 each, contiguous; ``sorted`` int64 [N],
 #: ascending row numbers, and ``order`` int64 [N], whose they are: ``indices.sort(stable=True)``. Entries of

@@ -24,14 +24,13 @@ kernels take three of each.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
 import torch
 
 from .._checks.activations import ACTIVATIONS, GATED, check_activation
 from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES, within_float32
-from .._checks.operands import check_no_internal_overlap, check_out_dtype, check_same_device, check_tensor
+from .._checks.operands import check_out_dtype, check_tensor
 from .._dispatch.library import KernelOp, Sample, define
 from .._dispatch.samples import Normal
 from ._product import check_gemm, check_operands, finished, output_shape, preactivation, product32, product_flops
@@ -41,7 +40,6 @@ from .activation_backward import DERIVATIVES
 
 
 def _gemm_reference(call):
-    check_gemm(call.a, call.b, call.bias, call.residual, call.activation, call.out_dtype)
     z = preactivation(product32(call.a, call.b, call.batch_invariant), call.bias, call.alpha)
     out = finished(z, call.residual, call.activation, call.beta, call.out_dtype or call.a.dtype)
     # "none" gives back z itself, and an op's results may not share memory.
@@ -59,13 +57,11 @@ def check_dact(a, b, preact, activation: str, out_dtype: torch.dtype | None) -> 
             f"{op}: preact has shape {list(preact.shape)}; accepted with a {list(a.shape)}, b {list(b.shape)} and "
             f"activation={name!r}: {list(shape)}"
         )
-    check_same_device(op, a=a, b=b, preact=preact)
     check_out_dtype(op, out_dtype, KERNEL_DTYPES)
     return name
 
 
 def _gemm_dact_reference(call):
-    check_dact(call.a, call.b, call.preact, call.activation, call.out_dtype)
     product = product32(call.a, call.b, call.batch_invariant)
     dz = DERIVATIVES[call.activation](product, call.preact.float().contiguous())
     return dz.to(call.out_dtype or call.a.dtype), dz.flatten(0, -2).sum(0) if call.bias_grad else None
@@ -79,11 +75,9 @@ def check_accumulate(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
         raise ValueError(
             f"{op}: c has shape {list(c.shape)}; accepted: {[*a.shape[:-1], b.shape[-1]]}, the shape of a @ b"
         )
-    check_same_device(op, c=c, a=a, b=b)
 
 
 def _gemm_accumulate_reference(call):
-    check_accumulate(call.c, call.a, call.b)
     if call.batch_invariant and call.alpha == 1 and call.beta == 1:
         call.c.copy_(product32(call.a, call.b, True, call.c))
         return
@@ -159,6 +153,7 @@ gemm_op = define(
     _gemm_reference,
     bound=True,
     samples=gemm_samples,
+    check=lambda call: check_gemm(*call[:4], call.activation, call.out_dtype),
     tensor_cores=True,
     flop_count=product_flops,
 )
@@ -168,6 +163,7 @@ gemm_dact_op = define(
     _gemm_dact_reference,
     bound=True,
     samples=gemm_dact_samples,
+    check=lambda call: check_dact(*call[:3], call.activation, call.out_dtype),
     tensor_cores=True,
     flop_count=product_flops,
 )
@@ -177,6 +173,7 @@ gemm_accumulate_op = define(
     _gemm_accumulate_reference,
     bound=True,
     samples=gemm_accumulate_samples,
+    check=lambda call: check_accumulate(*call[:3]),
     tensor_cores=True,
     flop_count=lambda c_shape, a_shape, b_shape, *args, **kwargs: product_flops(a_shape, b_shape),
 )
@@ -184,140 +181,3 @@ gemm_accumulate_op = define(
 
 #: What :func:`amp_kernels._dispatch.policy.set_plan` calls.
 set_gemm_plan = KernelOp("_set_gemm_plan(Tensor on, int[] product, str activation, int[] plan) -> ()")
-
-
-# ---- raw functions
-
-
-def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    activation: str | None = None,
-    out_dtype: torch.dtype | None = None,
-    batch_invariant: bool = False,
-    preact: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """``activation(alpha * (a @ b) + bias) + beta * residual`` of 16-bit operands. Not differentiable.
-
-    Accumulated and finished in fp32, rounded once.
-
-    Args:
-        a: ``[M, K]`` or ``[B, M, K]``, fp16 or bf16, any strides.
-        b: ``[K, N]`` or ``[B, K, N]``, the dtype of ``a``, any strides.
-        bias: ``[N]``, one value per column, or ``[M, 1]``, one per row; the dtype of ``a`` or fp32.
-        residual: a tensor of the shape of the result, or one that broadcasts to it; the dtype of ``a`` or fp32, any
-            strides. Added after the activation.
-        alpha: factor of the product.
-        beta: factor of ``residual``. With 0, ``residual`` is not read.
-        activation: ``None``, ``"relu"``, ``"gelu"`` (erf), ``"gelu_tanh"``, ``"silu"``, or ``"swiglu"``:
-            ``silu(z[..., :N / 2]) * z[..., N / 2:]``, gates in the first half of the columns, values in the second.
-        out_dtype: fp16, bf16 or fp32; the dtype of ``a`` by default.
-        batch_invariant: the order of summation depends on N, K and the dtypes only, so that a row's result does not
-            depend on how many other rows and batches there are.
-        preact: whether to return ``z = alpha * (a @ b) + bias``, too, for :func:`activation_backward` and
-            :func:`gemm_dact`.
-
-    Returns:
-        A contiguous tensor ``[M, N]`` or ``[B, M, N]``, with ``"swiglu"`` of N / 2 columns. With K = 0 the product is 0.
-        With ``preact`` a pair: the same, and ``z``, contiguous, of N columns, rounded to the same dtype; the activation
-        is computed from the unrounded one.
-
-    Raises:
-        TypeError: a dtype or layout is not accepted; fp16 and bf16 are never mixed.
-        ValueError: shapes, devices or ``activation`` do not fit.
-    """
-    if isinstance(residual, torch.Tensor):
-        check_operands("gemm", a, b)
-        shape = output_shape(a, b, check_activation("gemm", activation))
-        with contextlib.suppress(RuntimeError):  # an error is left to the checks that follow
-            residual = residual.expand(shape)
-    name = check_gemm(a, b, bias, residual, activation, out_dtype)
-    out, z = gemm_op(
-        a,
-        b,
-        bias,
-        residual,
-        alpha=alpha,
-        beta=beta,
-        activation=name,
-        out_dtype=out_dtype,
-        batch_invariant=batch_invariant,
-        preact=preact,
-    )
-    return (out, z) if preact else out
-
-
-def gemm_dact(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    preact: torch.Tensor,
-    *,
-    activation: str,
-    bias_grad: bool = False,
-    out_dtype: torch.dtype | None = None,
-    batch_invariant: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """``dz``, the gradient of ``preact``, where ``a @ b`` is the gradient of ``activation(preact)``. Not differentiable.
-
-    Args:
-        a: ``[M, K]`` or ``[B, M, K]``, fp16 or bf16, any strides: the gradient that arrived.
-        b: ``[K, N]`` or ``[B, K, N]``, the dtype of ``a``, any strides: the weight, ``[out_features, in_features]``, of
-            the layer that follows the activation.
-        preact: ``[M, N]`` or ``[B, M, N]``, with ``"swiglu"`` of 2 N columns (gates, then values); the dtype of ``a`` or
-            fp32, any strides.
-        activation: ``"none"``, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"`` or ``"swiglu"``.
-        bias_grad: whether to sum the rows of ``dz``, too.
-        out_dtype: dtype of ``dz``: fp16, bf16 or fp32; that of ``a`` by default.
-        batch_invariant: as in :func:`gemm`, for ``dz``. The bias gradient is a sum over the rows and depends on all.
-
-    Returns:
-        ``(dz, sums)``: ``dz`` contiguous, in the shape of ``preact``, from fp32 sums and derivatives, rounded once; and
-        the fp32 sums of the unrounded ``dz`` over rows and batches, one per column of ``preact``, added in a fixed
-        order, or without ``bias_grad`` ``None``.
-
-    Raises:
-        TypeError: a dtype or layout is not accepted.
-        ValueError: shapes, devices or ``activation`` do not fit.
-    """
-    name = check_dact(a, b, preact, activation, out_dtype)
-    return gemm_dact_op(
-        a, b, preact, activation=name, bias_grad=bias_grad, out_dtype=out_dtype, batch_invariant=batch_invariant
-    )
-
-
-def gemm_accumulate_(
-    c: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    batch_invariant: bool = False,
-) -> torch.Tensor:
-    """``c = alpha * (a @ b) + beta * c`` in place, in fp32 throughout. Not differentiable.
-
-    Args:
-        c: fp32, ``[M, N]`` or ``[B, M, N]``, any strides whose elements do not overlap.
-        a: ``[M, K]`` or ``[B, M, K]``, fp16 or bf16, any strides.
-        b: ``[K, N]`` or ``[B, K, N]``, the dtype of ``a``, any strides.
-        alpha: factor of the product.
-        beta: factor of ``c``. With 0, ``c`` is written without being read, as BLAS has it.
-        batch_invariant: as in :func:`gemm`; with ``alpha`` and ``beta`` 1 the sum over K besides starts from ``c``, so that
-            calls for parts of K that begin at multiples of 64 give the bits of one call for all.
-
-    Returns:
-        ``c``.
-
-    Raises:
-        TypeError: a dtype or layout is not accepted.
-        ValueError: shapes or devices do not fit, or elements of ``c`` share memory.
-    """
-    check_accumulate(c, a, b)
-    check_no_internal_overlap("gemm_accumulate_", "c", c)
-    gemm_accumulate_op(c, a, b, alpha=alpha, beta=beta, batch_invariant=batch_invariant)
-    return c

@@ -22,7 +22,7 @@ import torch
 
 from .._checks.activations import ACTIVATIONS, check_activation, check_gated_width
 from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES
-from .._checks.operands import check_no_internal_overlap, check_out_dtype, check_same_device, check_tensor
+from .._checks.operands import check_no_internal_overlap, check_out_dtype, check_tensor
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
 from ._product import check_half_dtypes, finished, preactivation, product32, product_flops
@@ -71,7 +71,6 @@ def check_grouped(a, b, offs, bias, activation, out_dtype, preact: bool) -> str:
     if bias is not None:
         check_tensor(op, "bias", bias, (a.dtype, torch.float32))
         check_group_bias(op, bias, b.shape[0], b.shape[-1])
-    check_same_device(op, a=a, b=b, offs=offs, bias=bias)
     check_out_dtype(op, out_dtype, KERNEL_DTYPES)
     return name
 
@@ -92,7 +91,6 @@ def check_grouped_accumulate(c, a, b, offs) -> None:
     if list(c.shape) != shape:
         raise ValueError(f"{op}: c has shape {list(c.shape)}; accepted: {shape}, a product per group")
     check_no_internal_overlap(op, "c", c)
-    check_same_device(op, c=c, a=a, b=b, offs=offs)
 
 
 # ---- references
@@ -129,7 +127,6 @@ def sum_products(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, product) 
 
 def _grouped_gemm_reference(call):
     a, b, offs, bias = call.a, call.b, call.offs, call.bias
-    name = check_grouped(a, b, offs, bias, call.activation, call.out_dtype, call.preact)
     dtype = call.out_dtype or a.dtype
     if b.ndim == 2:
         sums = sum_products(a, b, offs, lambda a, b: product32(a, b, call.batch_invariant))
@@ -141,12 +138,11 @@ def _grouped_gemm_reference(call):
 
     zeros = a.new_zeros(a.shape[0], b.shape[-1], dtype=torch.float32)
     z = row_products(a, b, offs, preactivations, zeros)
-    out = finished(z, None, name, 0.0, dtype)  # every activation takes 0 to 0
+    out = finished(z, None, call.activation, 0.0, dtype)  # every activation takes 0 to 0
     return out, z.to(dtype, copy=True) if call.preact else None
 
 
 def _grouped_accumulate_reference(call):
-    check_grouped_accumulate(call.c, call.a, call.b, call.offs)
     product = sum_products(call.a, call.b, call.offs, lambda a, b: product32(a, b, call.batch_invariant))
     if call.overwrite:
         call.c.copy_(product)
@@ -210,6 +206,7 @@ grouped_gemm_op = define(
     _grouped_gemm_reference,
     bound=True,
     samples=grouped_gemm_samples,
+    check=lambda call: check_grouped(*call[:5], call.out_dtype, call.preact),
     tensor_cores=True,
     flop_count=product_flops,
 )
@@ -220,6 +217,7 @@ grouped_gemm_accumulate_op = define(
     _grouped_accumulate_reference,
     bound=True,
     samples=grouped_gemm_accumulate_samples,
+    check=lambda call: check_grouped_accumulate(*call[:4]),
     tensor_cores=True,
     flop_count=lambda c_shape, a_shape, b_shape, *args, **kwargs: product_flops(a_shape, b_shape),
 )

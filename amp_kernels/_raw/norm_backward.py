@@ -60,38 +60,3 @@ op = define(
     samples=samples,
     bound=True,
 )
-
-
-def norm_backward(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    rstd: torch.Tensor,
-    mean: torch.Tensor | None = None,
-    weight: torch.Tensor | None = None,
-    grad_sum: torch.Tensor | None = None,
-    *,
-    parameters: int = 0,
-    branch_dtype: torch.dtype | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of :func:`norm_forward` from what it returned. Not differentiable.
-
-    Args:
-        grad: gradient of ``y``, ``[rows, columns]``, fp16, bf16 or fp32, any strides.
-        x: what was normalised: ``x``, or the sum with the residual; any of these dtypes.
-        rstd, mean: fp32 ``[rows]``; without a mean the gradient is that of RMS norm.
-        weight: ``[columns]``, any of these dtypes.
-        grad_sum: the gradient that the sum has besides, the shape of ``x``, any of these dtypes.
-        parameters: how many sums over the rows are wanted: 0, 1 (of the weight) or 2 (and of the bias).
-        branch_dtype: of the third result, fp16, bf16 or fp32; None: it is not wanted.
-
-    Returns:
-        ``(grad_x, grad_parameters, grad_branch)``: the first contiguous, in the dtype of ``x``, rounded once, with
-        ``grad_sum`` added; the second fp32 ``[parameters, columns]``; the third, of ``branch_dtype``, is the gradient of
-        what was added to a residual: the first as it was rounded. Without ``branch_dtype`` it has no elements.
-
-    Raises:
-        TypeError: a dtype or layout is not accepted.
-        ValueError: shapes, devices or ``parameters`` do not fit.
-    """
-    check_backward(grad, x, rstd, mean, weight, grad_sum, parameters, branch_dtype)
-    return op(grad, x, rstd, mean, weight, grad_sum, parameters=parameters, branch_dtype=branch_dtype)

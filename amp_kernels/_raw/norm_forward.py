@@ -59,39 +59,3 @@ op = define(
     samples=samples,
     bound=True,
 )
-
-
-def norm_forward(
-    x: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    *,
-    eps: float,
-    centred: bool,
-    out_dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``y = (s - mean) * rstd * weight + bias`` of the rows of ``s = x + residual``. Not differentiable.
-
-    ``rstd = 1 / sqrt(mean((s - mean)^2) + eps)``, statistics fp32. Squares that overflow fp32 are taken of the row
-    times 2^-80, so that rows up to fp32's largest numbers are normalised as any other.
-
-    Args:
-        x: ``[rows, columns]``, fp16, bf16 or fp32, any strides.
-        weight, bias: ``[columns]``, fp16, bf16 or fp32, each its own; ``None`` means 1 and 0.
-        residual: the shape of ``x``, any of these dtypes. The sum is rounded to its dtype, and it is the rounded sum
-            that is normalised, as if the addition stood in front.
-        eps: added to the mean square.
-        centred: layer norm; without it the mean is taken to be 0, which is RMS norm.
-        out_dtype: fp16, bf16 or fp32.
-
-    Returns:
-        ``(y, sum, mean, rstd)``: ``y`` contiguous; ``sum`` in the dtype of ``residual``; ``mean`` and ``rstd`` fp32
-        ``[rows]``. Without ``residual`` the sum, without ``centred`` the mean, has no elements.
-
-    Raises:
-        TypeError: a dtype or layout is not accepted.
-        ValueError: shapes or devices do not fit, or a row has no elements.
-    """
-    check_forward(x, weight, bias, residual, out_dtype)
-    return op(x, weight, bias, residual, eps=eps, centred=centred, out_dtype=out_dtype)

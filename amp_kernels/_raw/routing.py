@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES, names
-from .._checks.operands import check_same_device, check_tensor
+from .._checks.operands import check_tensor
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
+from ._norm import check_like
 
 # ---- checks
 
@@ -35,19 +36,6 @@ def check_places(op: str, name: str, places: Tensor) -> None:
         )
 
 
-def check_routed(op: str, name: str, matrix: Tensor, of_tokens: bool, places: Tensor, weights: Tensor | None) -> None:
-    """``of_tokens``: a row of ``matrix`` for each token, else for each of its choices."""
-    check_tensor(op, name, matrix, KERNEL_DTYPES)
-    check_places(op, "places", places)
-    rows = places.shape[0] if of_tokens else places.numel()
-    if matrix.ndim != 2 or matrix.shape[0] != rows:
-        raise ValueError(f"{op}: {name} has shape {list(matrix.shape)}; accepted with these places: [{rows}, columns]")
-    if weights is not None:
-        check_tensor(op, "weights", weights, (torch.float32,))
-        check_weights(op, weights, places)
-    check_same_device(op, **{name: matrix}, places=places, weights=weights)
-
-
 def check_weights(op: str, weights: Tensor, places: Tensor) -> None:
     if weights.shape != places.shape:
         raise ValueError(
@@ -55,31 +43,30 @@ def check_weights(op: str, weights: Tensor, places: Tensor) -> None:
         )
 
 
+def _check_routed(op: str, name: str, matrix: Tensor, rows: int, call) -> None:
+    check_like(op, "weights", call.weights, call.places.shape, (torch.float32,))
+    check_tensor(op, name, matrix, KERNEL_DTYPES)
+    if matrix.ndim != 2 or matrix.shape[0] != rows:
+        raise ValueError(f"{op}: {name} has shape {list(matrix.shape)}; accepted with these places: [{rows}, columns]")
+
+
 def _check_types(op: str, wide: torch.dtype, narrow: torch.dtype) -> None:
     if wide != narrow and not (wide == torch.float32 and narrow in HALF_DTYPES):
         raise TypeError(f"{op}: {names([wide, narrow])} together; accepted: equal dtypes, or float32 with a 16-bit one")
 
 
-def check_spread(call) -> torch.dtype:
-    """The dtype of the result."""
-    op = "spread_rows"
-    check_routed(op, "x", call.x, True, call.places, call.weights)
-    if call.y is not None:
-        check_tensor(op, "y", call.y, KERNEL_DTYPES)
-        shape = [call.places.numel(), call.x.shape[1]]
-        if list(call.y.shape) != shape or call.out_dtype not in (None, call.y.dtype):
-            raise ValueError(f"{op}: y has shape {list(call.y.shape)}; accepted: {shape}, in the dtype of the result")
-        check_same_device(op, x=call.x, y=call.y)
-    dtype = call.out_dtype or (call.x if call.y is None else call.y).dtype
+def _check_spread(call) -> None:
+    op, dtype = "spread_rows", spread_dtype(call)
+    check_places(op, "places", call.places)
+    _check_routed(op, "x", call.x, call.places.shape[0], call)
+    check_like(op, "y", call.y, (call.places.numel(), call.x.shape[1]), (dtype,))
     _check_types(op, call.x.dtype, dtype)
-    return dtype
 
 
-def check_combine(call) -> torch.dtype:
-    """The dtype of the result."""
-    check_routed("combine_rows", "y", call.y, False, call.places, call.weights)
+def _check_combine(call) -> None:
+    check_places("combine_rows", "places", call.places)
+    _check_routed("combine_rows", "y", call.y, call.places.numel(), call)
     _check_types("combine_rows", call.out_dtype or call.y.dtype, call.y.dtype)
-    return call.out_dtype or call.y.dtype
 
 
 # ---- in torch's operations, differentiable, of any dtype
@@ -107,16 +94,18 @@ def dots(x: Tensor, y: Tensor, places: Tensor) -> Tensor:
 # ---- ops
 
 
+def spread_dtype(call) -> torch.dtype:
+    return call.out_dtype or (call.x if call.y is None else call.y).dtype
+
+
 def _spread_reference(call):
-    dtype = check_spread(call)
     x, places = call.x.float(), call.places
-    out = spread(x, places, call.weights).to(dtype)
+    out = spread(x, places, call.weights).to(spread_dtype(call))
     return out, None if call.y is None else dots(x, call.y.float(), places)
 
 
 def _combine_reference(call):
-    dtype = check_combine(call)
-    return combine(call.y.float(), call.places, call.weights).to(dtype)
+    return combine(call.y.float(), call.places, call.weights).to(call.out_dtype or call.y.dtype)
 
 
 def _routes(device: str, columns: tuple[int, ...]) -> Iterator[tuple[Normal, Tensor, int]]:
@@ -152,10 +141,12 @@ spread_op = define(
     _spread_reference,
     bound=True,
     samples=spread_samples,
+    check=_check_spread,
 )
 combine_op = define(
     "combine_rows(Tensor y, Tensor places, Tensor? weights=None, *, ScalarType? out_dtype=None) -> Tensor",
     _combine_reference,
     bound=True,
     samples=combine_samples,
+    check=_check_combine,
 )

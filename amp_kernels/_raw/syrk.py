@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 
 from .._checks.lists import HALF_DTYPES, within_float32
-from .._checks.operands import check_same_device, check_tensor
+from .._checks.operands import check_tensor
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
 from ._product import check_operands, product32
@@ -25,8 +25,6 @@ def check_syrk(op: str, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None
         raise ValueError(f"{op}: a has shape {list(a.shape)} and b {list(b.shape)}; accepted: the same shape for both")
     if c is not None:
         check_symmetric_addend(op, a, c)
-        check_same_device(op, a=a, c=c)
-    check_same_device(op, a=a, b=b)
 
 
 def check_symmetric_addend(op: str, a: torch.Tensor, c: torch.Tensor) -> None:
@@ -43,7 +41,6 @@ def mirrored(s: torch.Tensor) -> torch.Tensor:
 
 
 def _reference(a, b, c=None, *, alpha=1.0, beta=1.0, diagonal=0.0):
-    check_syrk("syrk", a, b, c)
     alpha, beta, diagonal = map(within_float32, (alpha, beta, diagonal))
     s = alpha * product32(a, b.mT, False)
     if c is not None and beta != 0:
@@ -72,6 +69,7 @@ op = define(
     "syrk(Tensor a, Tensor b, Tensor? c=None, *, float alpha=1.0, float beta=1.0, float diagonal=0.0) -> Tensor",
     _reference,
     samples=samples,
+    check=lambda call: check_syrk("syrk", call.a, call.b, call.c),
     tensor_cores=True,
     # Half of a full product and the diagonal, as BLAS counts it.
     flop_count=lambda a_shape, b_shape, *args, **kwargs: _flops(a_shape),

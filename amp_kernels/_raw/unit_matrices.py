@@ -21,15 +21,14 @@ def padded(size: int) -> int:
     return (size + 7) // 8 * 8
 
 
-def check(x: torch.Tensor, dtype: torch.dtype) -> None:
-    check_tensor("unit_matrices", "x", x, KERNEL_DTYPES)
-    check_out_dtype("unit_matrices", dtype, HALF_DTYPES)
-    if x.ndim != 3:
-        raise ValueError(f"unit_matrices: x has shape {list(x.shape)}; accepted: [B, M, N]")
+def check(call) -> None:
+    check_tensor("unit_matrices", "x", call.x, KERNEL_DTYPES)
+    check_out_dtype("unit_matrices", call.dtype, HALF_DTYPES)
+    if call.x.ndim != 3:
+        raise ValueError(f"unit_matrices: x has shape {list(call.x.shape)}; accepted: [B, M, N]")
 
 
 def _reference(x, *, eps, dtype):
-    check(x, dtype)
     batch, rows, columns = x.shape
     out = x.new_zeros(batch, padded(rows), padded(columns), dtype=dtype)
     for i in range(batch):
@@ -52,4 +51,6 @@ def samples(device: str) -> Iterator[Sample]:
     yield (x,), {"eps": 1e-38, "dtype": torch.float16}
 
 
-op = define("unit_matrices(Tensor x, *, float eps, ScalarType dtype) -> Tensor", _reference, samples=samples)
+op = define(
+    "unit_matrices(Tensor x, *, float eps, ScalarType dtype) -> Tensor", _reference, samples=samples, check=check
+)

@@ -11,41 +11,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from .._checks.lists import KERNEL_DTYPES
-from .._checks.operands import check_same_device, check_tensor
+from .._checks.operands import check_tensor
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
+from ._norm import check_like
 
 UNIT = 64  # rows
 
 
-def check(sums: Tensor, grad: Tensor, x: Tensor | None, mean: Tensor | None, rstd: Tensor | None) -> None:
-    op = "unit_sums_"
-    check_tensor(op, "sums", sums, (torch.float32,))
+def check(call) -> None:
+    op, grad = "unit_sums_", call.grad
     check_tensor(op, "grad", grad, KERNEL_DTYPES)
-    if grad.ndim != 2 or sums.shape != grad.shape[1:] or not sums.is_contiguous():
-        raise ValueError(
-            f"{op}: sums has shape {list(sums.shape)} and grad {list(grad.shape)}; accepted: [columns], contiguous, and "
-            "[rows, columns]"
-        )
-    if (x is None) != (rstd is None) or (x is None and mean is not None):
+    if grad.ndim != 2 or not call.sums.is_contiguous():
+        raise ValueError(f"{op}: grad has shape {list(grad.shape)}; accepted: [rows, columns], with contiguous sums")
+    if (call.x is None) != (call.rstd is None) or (call.x is None and call.mean is not None):
         raise ValueError(f"{op}: x, rstd and mean go together; accepted: none, x and rstd, or all three")
-    if x is not None:
-        check_tensor(op, "x", x, KERNEL_DTYPES)
-        if x.shape != grad.shape:
-            raise ValueError(f"{op}: x has shape {list(x.shape)}; accepted: {list(grad.shape)}, that of grad")
-    for name, of_rows in (("mean", mean), ("rstd", rstd)):
-        if of_rows is not None:
-            check_tensor(op, name, of_rows, (torch.float32,))
-            if of_rows.shape != grad.shape[:1]:
-                raise ValueError(f"{op}: {name} has shape {list(of_rows.shape)}; accepted: [{grad.shape[0]}]")
-    check_same_device(op, sums=sums, grad=grad, x=x, mean=mean, rstd=rstd)
+    check_like(op, "sums", call.sums, grad.shape[1:], (torch.float32,))
+    check_like(op, "x", call.x, grad.shape)
+    check_like(op, "mean", call.mean, grad.shape[:1], (torch.float32,))
+    check_like(op, "rstd", call.rstd, grad.shape[:1], (torch.float32,))
 
 
 def _reference(call):
-    check(call.sums, call.grad, call.x, call.mean, call.rstd)
     if call.sums.is_meta:
         return
     values = call.grad.float()
@@ -82,6 +71,7 @@ op = define(
     _reference,
     samples=samples,
     bound=True,
+    check=check,
 )
 #: The op's arguments: ``sums`` fp32 [columns], contiguous; ``grad`` and ``x`` [rows, columns], fp16, bf16 or fp32 each, any
 #: strides; ``mean`` and ``rstd`` fp32 [rows]. ``fresh`` overwrites ``sums`` without reading it.

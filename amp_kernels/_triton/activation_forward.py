@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 
 from .._checks.activations import GATED, activated_width
-from .._raw.activation_forward import check
 from . import _tiles
 from ._activations import activate, swiglu
 from ._tiles import tile
@@ -54,7 +53,6 @@ def activation_forward_kernel(
 
 def activation_forward(preact: torch.Tensor, *, activation: str) -> torch.Tensor:
     """The op for tensors that Triton can reach; see ``amp_kernels/_raw/activation_forward.py``."""
-    check(preact, activation)
     width = preact.shape[-1:]
     shape = (*preact.shape[:-1], *(activated_width(activation, columns) for columns in width))
     out = torch.empty(shape, dtype=preact.dtype, device=preact.device)

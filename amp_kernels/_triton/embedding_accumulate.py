@@ -12,7 +12,6 @@ import torch
 import triton
 import triton.language as tl
 
-from .._raw.embedding_accumulate import check
 from ._tables import on
 
 SMALLEST_PIECE, MOST_PIECES = 16, 1024
@@ -141,7 +140,6 @@ def embedding_accumulate_(
     in_order: bool = False,
 ) -> None:
     """The op for tensors that Triton can reach; see ``amp_kernels/_raw/embedding_accumulate.py``."""
-    check(out, grad, sorted, order, scale_by_frequency, in_order)
     entries, columns = grad.shape
     if entries * columns == 0:
         return

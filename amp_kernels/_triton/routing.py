@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .._raw.routing import check_combine, check_spread, combine_op, spread_op
+from .._raw.routing import combine_op, spread_dtype, spread_op
 from ._tables import on
 
 BLOCK = 1024  # columns, at most
@@ -61,7 +61,7 @@ def _weights(weights: torch.Tensor | None) -> torch.Tensor | None:
 
 @spread_op.bound
 def spread_rows(call: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    dtype, (rows, columns) = check_spread(call), (call.places.numel(), call.x.shape[1])
+    dtype, rows, columns = spread_dtype(call), call.places.numel(), call.x.shape[1]
     x, y = call.x.contiguous(), None if call.y is None else call.y.contiguous()
     out = x.new_empty(rows, columns, dtype=dtype)
     dots = None if y is None else x.new_empty(call.places.shape, dtype=torch.float32)
@@ -74,7 +74,7 @@ def spread_rows(call: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 @combine_op.bound
 def combine_rows(call: Any) -> torch.Tensor:
-    dtype, ((tokens, top_k), columns) = check_combine(call), (call.places.shape, call.y.shape[1])
+    dtype, (tokens, top_k), columns = call.out_dtype or call.y.dtype, call.places.shape, call.y.shape[1]
     y, options = call.y.contiguous(), _options(columns)
     out = y.new_empty(tokens, columns, dtype=dtype)
     if out.numel():

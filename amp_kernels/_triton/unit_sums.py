@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .._raw.unit_sums import UNIT, check, op
+from .._raw.unit_sums import UNIT, op
 from ._tables import on
 
 BLOCK = 256  # columns of a program
@@ -50,7 +50,6 @@ def chain_kernel(units, sums, count, columns, FRESH: tl.constexpr, BLOCK: tl.con
 
 @op.bound
 def unit_sums_(call: Any) -> None:
-    check(call.sums, call.grad, call.x, call.mean, call.rstd)
     rows, columns = call.grad.shape
     if columns == 0:
         return

@@ -76,7 +76,7 @@ class _Head:
 
 def default_chunk(rows: int, dtype: torch.dtype, device_type: str) -> int:
     """Rows of a chunk. Tensor Cores take twice the memory for it: there the fp32 gradient of the weight, which each chunk
-    reads and writes, is what chunks cost (docs/predictions.md)."""
+    reads and writes, is what chunks cost."""
     least, chunks = (2048, 4) if dtype in HALF_DTYPES and device_type != "cpu" else (1024, 8)
     return max(least, -(-rows // chunks))
 

@@ -3,6 +3,7 @@ one write, which is higher on a GPU; and arithmetic, which on a GPU is a large m
 of its instruction set with operands in registers."""
 
 import time
+from dataclasses import dataclass
 
 import torch
 
@@ -15,25 +16,19 @@ MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
 RECORDED = ("fp16", "bf16", "fp32")
 
 
+@dataclass(frozen=True)
 class Roofline:
-    """`bandwidth` and `two_reads` in bytes/s (read plus written) and `peak[dtype]` in flops/s.
+    """`bandwidth` and `two_reads` in bytes/s (read plus written) and `peak[dtype]` in flops/s."""
 
-    The peak of a 16-bit dtype on a GPU is that of the faster 16-bit product: a slow library routine is not the machine's
-    limit. On a CPU fp16 is widened, so its peak is that of fp32.
-    """
+    bandwidth: float
+    two_reads: float
+    peak: dict[str, float]
 
-    def __init__(self, device: torch.device, seconds: float):
-        self.bandwidth = 2 * COPY_BYTES[device.type] / _copy_seconds(device, seconds)
-        self.two_reads = 3 * COPY_BYTES[device.type] / _addition_seconds(device, seconds)
-        if device.type == "cpu" and cpu_isa.chosen() != "portable":
-            self.peak = {name: cpu_isa.peak(DTYPES[name], seconds) for name in RECORDED[:2]}
-            self.peak["fp32"] = self.peak["fp16"]
-            return
-        self.peak = {}
-        for name in RECORDED:
-            if device.type == "cuda" or name != "fp16":  # torch's CPU routine for FP16 is far below the machine
-                self.peak[name] = 2 * MATMUL_SIZE[device.type] ** 3 / _matmul_seconds(device, DTYPES[name], seconds)
-        self.peak["fp16"] = self.peak["bf16"] = max(self.peak.get("fp16", 0.0), self.peak["bf16"])
+    @classmethod
+    def measured(cls, device: torch.device, seconds: float) -> "Roofline":
+        """The ceilings of this machine; so many seconds for each."""
+        copy = 2 * COPY_BYTES[device.type] / _copy_seconds(device, seconds)
+        return cls(copy, 3 * COPY_BYTES[device.type] / _addition_seconds(device, seconds), _peaks(device, seconds))
 
     def floor_seconds(self, count_bytes: int, flops: int, dtype: str, written: int | None = None) -> float:
         """The least time for so many bytes and flops. `dtype` names the operands ("bf16 -> fp32" computes in bf16).
@@ -49,6 +44,20 @@ class Roofline:
     def record(self) -> dict[str, float]:
         peaks = {f"tflops_{name}": value / 1e12 for name, value in self.peak.items()}
         return {"copy_gb_per_s": self.bandwidth / 1e9, "two_reads_gb_per_s": self.two_reads / 1e9, **peaks}
+
+
+def _peaks(device: torch.device, seconds: float) -> dict[str, float]:
+    """The peak of a 16-bit dtype on a GPU is that of the faster 16-bit product: a slow library routine is not the machine's
+    limit. On a CPU fp16 is widened, so its peak is that of fp32."""
+    if device.type == "cpu" and cpu_isa.chosen() != "portable":
+        peak = {name: cpu_isa.peak(DTYPES[name], seconds) for name in RECORDED[:2]}
+        return peak | {"fp32": peak["fp16"]}
+    peak = {}
+    for name in RECORDED:
+        if device.type == "cuda" or name != "fp16":  # torch's CPU routine for FP16 is far below the machine
+            peak[name] = 2 * MATMUL_SIZE[device.type] ** 3 / _matmul_seconds(device, DTYPES[name], seconds)
+    peak["fp16"] = peak["bf16"] = max(peak.get("fp16", 0.0), peak["bf16"])
+    return peak
 
 
 def _copy_seconds(device: torch.device, seconds: float) -> float:

@@ -156,8 +156,8 @@ class Timer:
 
 
 def rotation(bytes_per_call: int, device: torch.device) -> int:
-    """Number of input sets that together have four times the size of a GPU's L2; on the CPU, one."""
-    if device.type != "cuda":
+    """Number of input sets that together have four times the size of a GPU's L2; one on the CPU, or for a GPU that is not here."""
+    if device.type != "cuda" or not torch.cuda.is_available():
         return 1
     l2 = torch.cuda.get_device_properties(device).L2_cache_size
     return max(1, min(128, -(-4 * l2 // max(bytes_per_call, 1))))

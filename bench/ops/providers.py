@@ -23,13 +23,16 @@ def compared(
 ) -> Case:
     """A case of `providers`, then amp_kernels, whose call `own` prepares, then `last`; the raw op `kernel` decides its backends."""
     ours = {"amp_kernels": own}
-    if device.type == "cuda" and REGISTRY[kernel].built.triton and backends(kernel, device)["amp_kernels"] != "triton":
+    chosen = backends(kernel, device)
+    if device.type == "cuda" and REGISTRY[kernel].built.triton and chosen.get("amp_kernels") != "triton":
         ours["amp_kernels:triton"] = lambda inputs: _under("triton", own, inputs)
-    return Case(providers={**providers, **ours, **(last or {})}, backends=backends(kernel, device), **case)
+    return Case(providers={**providers, **ours, **(last or {})}, backends=chosen, **case)
 
 
 def backends(kernel: str, device: torch.device) -> dict[str, str]:
-    """The backend the policy picks for a raw op: recorded in the rows."""
+    """The backend the policy picks for a raw op: recorded in the rows. Empty for a GPU that is not here."""
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return {}
     return {"amp_kernels": policy.select(REGISTRY[kernel], torch.empty(0, device=device))}
 
 

@@ -2,7 +2,7 @@
 
 Pre-norm blocks, learned positions, tanh GELU, causal attention through `scaled_dot_product_attention`. Nothing here knows
 of amp_kernels but the two options of `GPT2`. The providers of bench/train.py train the byte-level `GPT`; bench/gpt2.py
-times a step of `GPT2`, and bench/predict.py prices it.
+times a step of `GPT2`.
 """
 
 import math

@@ -1,4 +1,4 @@
-// plan_gemm, its candidates and its model for Python: the tests and bench.predict ask what would run on GPUs that are
+// plan_gemm, its candidates and its model for Python: the tests ask what would run on GPUs that are
 // not there.
 #pragma once
 #include <pybind11/pybind11.h>

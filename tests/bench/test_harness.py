@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bench.harness import measure as harness
-from bench.harness.case import Scope, WithFacts
+from bench.harness.case import WithFacts
 from bench.harness.check import Mismatch, worst_error
 from bench.harness.measure import measure
 from bench.harness.memory import held_bytes
@@ -57,14 +57,6 @@ def test_the_reference_is_computed_before_a_provider_changes_its_inputs():
     assert rows_of(case(torch=lambda x: x.mul_(2)))["torch"]["status"] == "ok"
 
 
-def test_a_reference_that_does_not_fit_into_memory_fails_in_its_rows():
-    timed = case(torch=double, amp_kernels=double)
-    timed.reference = lambda x: torch.empty(2**60)
-    rows = rows_of(timed)
-    assert [row["status"] for row in rows.values()] == ["failed", "failed"]
-    assert "p50_us" not in rows["torch"]
-
-
 def test_providers_take_turns():
     order = []
     names = ("torch", "b", "c")
@@ -72,7 +64,7 @@ def test_providers_take_turns():
     assert order[-9:] == ["torch", "b", "c"] * 3
 
 
-def test_facts_kernels_and_the_hosts_share_come_with_the_row(monkeypatch):
+def test_facts_kernels_and_the_hosts_share_come_with_the_row():
     timed = case(torch=double, amp_kernels=double)
     plain = timed.providers["amp_kernels"]
     timed.providers["amp_kernels"] = lambda x: WithFacts(plain(x), lambda: {"plan": "128x256"})
@@ -82,13 +74,6 @@ def test_facts_kernels_and_the_hosts_share_come_with_the_row(monkeypatch):
     assert "plan" not in rows["torch"]
     assert "aten::mul" in rows["torch"]["kernels"]
     assert rows["torch"]["host_us"] > 0
-
-    def refused(call, device):
-        raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
-
-    monkeypatch.setattr(harness, "kernels_of", refused)
-    row = rows_of(timed)["torch"]
-    assert (row["status"], "kernels" in row) == ("ok", False)  # it costs only the names
 
 
 def test_speedup_is_the_median_of_ratios_within_a_round(monkeypatch):
@@ -175,17 +160,6 @@ def test_an_error_is_relative_to_its_row_and_rows_have_some_elements():
 # ---- lists of parameters, and the layouts that they are kept in
 
 
-def test_lists_are_those_of_the_models_reduced_to_the_memory_there_is():
-    for name, tensors, count in (("resnet-50", 161, 25_557_032), ("llama-1b", 146, 1_235_814_400)):
-        shapes = lists.LISTS[name]()
-        assert (len(shapes), lists.numel(shapes)) == (tensors, count)
-    whole = lists.chosen(Scope(torch.device("cuda"), memory=140 * 2**30), tensors=True)
-    assert list(whole) == ["resnet-50", "llama-1b", "10000 x 64"]
-    small = lists.chosen(Scope(torch.device("cuda"), memory=64 * 2**30))
-    assert list(small) == ["resnet-50", "llama-1b / 2"]
-    assert 50 * 2**30 < lists.BYTES_PER_PARAM * lists.numel(small["llama-1b / 2"]) <= 64 * 2**30
-
-
 HELD = dict(zip((layout.name for layout in layouts.LAYOUTS), (12, 14, 14, 12, 8, 6.06, 5.06), strict=True))
 EVERY_LAYOUT = pytest.mark.parametrize("layout", layouts.LAYOUTS, ids=lambda layout: layout.name)
 
@@ -233,7 +207,6 @@ def test_the_optimizer_reference_tells_a_wrong_update_from_a_right_one(layout):
 )
 def test_reads_beyond_as_many_writes_have_the_rate_of_two_reads_to_a_write(written, seconds):
     """36 bytes are read and 24 written: 12 and 12 move as in a copy, 24 and 12 at the other rate."""
-    roofline = object.__new__(Roofline)
-    roofline.bandwidth, roofline.two_reads, roofline.peak = 3.0, 4.0, {"fp32": 2.0}
+    roofline = Roofline(3.0, 4.0, {"fp32": 2.0})
     assert roofline.floor_seconds(60, 0, "fp32", written) == pytest.approx(seconds)
     assert roofline.floor_seconds(60, 100, "fp32", written) == 50.0

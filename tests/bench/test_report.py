@@ -150,36 +150,6 @@ def test_a_picture_has_14_bars_from_best_to_worst_and_both_ends():
     assert plot.ratios(rows, "losses") == ([], 0)
 
 
-def test_the_first_picture_shows_times_memory_and_the_step(tmp_path):
-    steps = [step("torch", 2000, dtype="fp32"), step("amp_kernels", 1000, dtype="fp32")]
-    ours = [training("torch", 50.0, 20.0), training("amp_kernels", 25.0, 11.0), training("unknown", 1.0, 1.0)]
-    ours.append(training("torch", 1.0, 1.0, dtype="fp16"))
-    times, peaks = plot.trainings(ours)
-    assert [(name, length) for name, length, _ in times] == [("torch, eager", 50.0), ("amp_kernels", 25.0)]
-    assert [length for _, length, _ in peaks] == [20.0, 11.0]
-    assert [(name, length) for name, length, _ in plot.steps(steps)] == [
-        ("torch, fp32", 2.0),
-        ("amp_kernels, fp32", 1.0),
-    ]
-    steps.append(step("amp_kernels", 900, state_bytes=20 * 10**9, dtype="bf16 + split"))
-    steps += [step("torch", 1, dtype="bf16 + split"), step("amp_kernels:triton", 1, dtype="fp32")]
-    assert [(name, length) for name, length, _ in plot.held(steps)] == [
-        ("amp_kernels, bf16 + split", 20.0),
-        ("torch, fp32", 8.0),
-        ("amp_kernels, fp32", 8.0),
-    ]
-    drawn = plot.draw(tmp_path, steps, [{**each, "losses": [2.0, 1.0]} for each in ours])
-    assert drawn == list(plot.pictures(tmp_path)) == ["training", "memory", "step"]
-
-
-def test_a_long_table_is_folded(results, tmp_path):
-    many = [row("gemm", str(i), "bf16", name, 8, 8) for i in range(11) for name in ("torch", "amp_kernels")]
-    shown = report.markdown(results([*many, step("torch", 1000), step("amp_kernels", 100)]), tmp_path / "README.md")
-    assert '<details markdown="1"><summary>11 rows</summary>\n\n| shape |' in shown
-    assert '<details markdown="1"><summary>2 rows</summary>\n\n| list |' in shown  # 14 columns
-    assert "## Speed-ups\n\n| family |" in shown
-
-
 def goals_of(rows):
     return {line["goal"]: line for line in lines(goals.table(rows))}
 

@@ -1,31 +1,18 @@
-"""The training benchmark as a user runs it: options, outputs, interruption by signal."""
+"""The training benchmark: the command, the text, what a run reports about itself, and the table."""
 
+import itertools
 import json
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+import torch
 
-import amp_kernels as ak
-from amp_kernels.testing.patience import PATIENCE
 from bench import train
 from bench.training import report
+from bench.training.data import load_text
+from bench.training.trainers import TRAINERS
+from bench.training.trial import Settings, Trial
 
-ROOT = Path(__file__).resolve().parents[2]
 NANO = ["--model", "nano", "--device", "cpu"]
-COMPARED = ("name", "losses", "scales", "validation", "validation_loss", "final_scale", "skipped_steps")
-
-
-def outcome(folder: Path) -> list[dict]:
-    runs = json.loads((folder / "train.json").read_text())["runs"]
-    return [{key: run[key] for key in COMPARED} for run in runs]
-
-
-def start(*arguments, script=("-m", "bench.train"), cwd=ROOT) -> subprocess.Popen:
-    command = [sys.executable, *script, *NANO, *map(str, arguments)]
-    return subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def test_a_run_leaves_table_plot_and_record(tmp_path, capsys):
@@ -36,97 +23,58 @@ def test_a_run_leaves_table_plot_and_record(tmp_path, capsys):
         (dtype, provider) for dtype in ("fp32", "bf16", "fp16") for provider in ("torch", "amp_kernels")
     ]
     assert all(len(run["losses"]) == 8 for run in record["runs"])
-    assert {"device", "commit", "date", "versions"} <= set(record["machine"])
     assert (tmp_path / "train.txt").read_text().splitlines()[1] in capsys.readouterr().out
+    assert train.main([*NANO, "--out", str(tmp_path), "--resume"]) == 2
+    assert "nothing to resume" in capsys.readouterr().err
 
 
-TWO_RUNS = ("--dtype", "fp16", "--steps", 60)
+def test_held_out_bytes_are_not_trained_on(tmp_path):
+    """Each block of this text has its own byte, so any that strays to the other side shows."""
+    path = tmp_path / "text"
+    path.write_bytes(b"".join(bytes([i]) * 600 for i in range(40)))  # 24000 bytes: blocks of 600
+    text = load_text(str(path))
+    assert set(text.validation.tolist()) == {9, 19, 29, 39}
+    assert set(text.train.tolist()) == set(range(40)) - {9, 19, 29, 39}
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory) -> list[dict]:
-    folder = tmp_path_factory.mktemp("whole")
-    process = start(*TWO_RUNS, "--out", folder)
-    assert process.wait(timeout=PATIENCE) == 0, process.stdout.read()
-    return outcome(folder)
+def trained(provider, steps, dtype, scale=None):
+    trial = Trial(Settings("nano", steps, (dtype,), (provider,), True, 0, False, "cpu"), load_text(), provider, dtype)
+    if scale:
+        trial.trainer.scaler.load_state_dict({**trial.trainer.scaler.state_dict(), "scale": scale})
+    assert trial.train()
+    return trial
 
 
-#: The process sends itself a signal in the middle of the second run, on machines of any speed.
-SIGNALLED = """
-import os, sys
-from bench import train
-from bench.training.trial import Trial
-
-number, real = int(sys.argv[1]), Trial._train_step
-
-def train_step(trial):
-    if trial.provider == "amp_kernels" and trial.step == 37:
-        os.kill(os.getpid(), number)
-    real(trial)
-
-Trial._train_step = train_step
-sys.exit(train.main(sys.argv[2:]))
-"""
+@pytest.mark.parametrize("provider", TRAINERS)
+def test_skipped_steps_are_those_where_the_scale_fell(provider):
+    """The counter comes from the optimizer, the scale from the scaler."""
+    result = trained(provider, 30, "fp16", 2.0**26).result()
+    falls = sum(after < before for before, after in itertools.pairwise([2.0**26, *result["scales"]]))
+    assert result["skipped_steps"] == falls > 0
+    assert result["final_scale"] == result["scales"][-1]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_resume_ends_where_the_uninterrupted_run_does(tmp_path, uninterrupted, number):
-    """The signal comes in the second of two runs, so the checkpoint holds a finished and an unfinished one."""
-    process = start(*TWO_RUNS, "--out", tmp_path, script=("-c", SIGNALLED, str(int(number))))
-    rest = process.stdout.read()
-    assert process.wait(timeout=PATIENCE) == 128 + number, rest
-    assert "add --resume to continue" in rest
-    saved = ak.checkpoint.load(ak.checkpoint.latest(tmp_path / train.CHECKPOINTS), rng=False)
-    assert [run["name"] for run in saved["finished"]] == ["fp16 torch"]
-    assert saved["running"]["step"] == 38  # the step in which the signal comes is finished
-    assert not (tmp_path / "train.json").exists()
-
-    resumed = start("--resume", "--out", tmp_path)
-    assert resumed.wait(timeout=PATIENCE) == 0, resumed.stdout.read()
-    assert outcome(tmp_path) == uninterrupted
-    assert not (tmp_path / train.CHECKPOINTS).exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--steps", "0"], "--steps: '0' is not a positive number"),
-        (["--dtype", "fp32,fp8"], "--dtype: fp8 is unknown; accepted: fp32, bf16, fp16"),
-        (["--model", "huge"], "--model: invalid choice: 'huge'"),
-        (["--device", "tpu"], "--device tpu: not a device; accepted: cpu, cuda, cuda:<index>"),
-        (["--text", "/nowhere/text"], "the text /nowhere/text cannot be read: No such file"),
-        (["--resume"], "nothing to resume"),
-    ],
-)
-def test_a_bad_option_gets_one_line(tmp_path, capsys, options, message):
-    assert train.main([*NANO, "--out", str(tmp_path / "out"), *options]) == 2
-    printed = capsys.readouterr()
-    assert printed.err.count("\n") == 1
-    assert message in printed.err
-    assert not (tmp_path / "out").exists()
-
-
-# ---- table, record and plot
+@pytest.mark.parametrize("provider", TRAINERS)
+def test_memory_is_the_weights_two_moments_and_the_most_on_top(provider):
+    """In a flat buffer each moment is a view of the whole, which must not count once a parameter."""
+    trial = trained(provider, 2, "fp32")
+    weights, held = 4 * sum(p.numel() for p in trial.trainer.model.parameters()), trial.trainer.held_bytes()
+    assert held == pytest.approx(3 * weights, rel=0.02)
+    assert trial.peak_bytes > 4 * weights  # a step adds the gradients and activations
+    with trial._count():
+        first, second = torch.empty(10 << 20, dtype=torch.uint8), torch.empty(5 << 20, dtype=torch.uint8)
+        del first
+        third = torch.empty(3 << 20, dtype=torch.uint8)
+    assert trial.peak_bytes == pytest.approx(held + (15 << 20), abs=1000)
+    del second, third
 
 
 def result(provider, dtype, loss, **changes):
     scaled = dtype == "fp16"
-    return {
-        "name": f"{dtype} {provider}",
-        "provider": provider,
-        "dtype": dtype,
-        "scaled": scaled,
-        "validation_loss": loss,
-        "tokens_per_second": 12345.6,
-        "peak_memory_bytes": 3 << 20,
-        "final_scale": 2.0**17 if scaled else None,
-        "skipped_steps": 2,
-        "validation": [[3, loss]],
-        "losses": [3.0, 2.0, loss],
-        "scales": [2.0**16, 2.0**17, 2.0**17] if scaled else None,
-        **changes,
-    }
+    run = {"name": f"{dtype} {provider}", "provider": provider, "dtype": dtype, "scaled": scaled}
+    run |= {"validation_loss": loss, "tokens_per_second": 12345.6, "peak_memory_bytes": 3 << 20}
+    run |= {"final_scale": 2.0**17 if scaled else None, "skipped_steps": 2, "validation": [[3, loss]]}
+    return run | {"losses": [3.0, 2.0, loss], "scales": [2.0**16, 2.0**17, 2.0**17] if scaled else None} | changes
 
 
 def test_the_table_compares_within_provider_and_within_precision():
@@ -137,8 +85,6 @@ def test_the_table_compares_within_provider_and_within_precision():
     assert rows[1][:3] == ["2.2000", "+10.00", "%"]
     assert rows[2] == ["2.1000", "+5.00", "%", "12,346", "3.0", "MiB", "2^17", "2"]
     assert rows[3][:5] == ["1.9800", "-10.00", "%", "-5.71", "%"]
-    alone = report.table([result("torch", "fp16", 2.1, scaled=False, scales=None, final_scale=None)])
-    assert alone.splitlines()[-1].split() == ["fp16", "unscaled", "torch", "2.1000", "12,346", "3.0", "MiB"]
 
 
 def test_a_run_that_diverged_is_null_in_json_and_has_a_plot(tmp_path):
@@ -147,4 +93,3 @@ def test_a_run_that_diverged_is_null_in_json_and_has_a_plot(tmp_path):
     assert json.loads((tmp_path / "r.json").read_text()) == {"a": [None, 1.5], "b": [None, 2]}
     diverged = result("torch", "fp16", nan, losses=[3.0, nan, nan], validation=[[3, nan]])
     assert report.plot(tmp_path / "p.png", [result("torch", "fp32", 2.0), diverged], "title")
-    assert (tmp_path / "p.png").stat().st_size > 10_000

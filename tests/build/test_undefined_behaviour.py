@@ -20,8 +20,9 @@ def package(tmp_path_factory):
 def every_sample() -> None:
     """All samples of the registry, and products of matrices without elements, whose strides mean nothing."""
     from amp_kernels._dispatch.library import REGISTRY
-    from amp_kernels._raw.gemm import gemm, gemm_accumulate_
     from amp_kernels.testing import backends
+
+    from ..ops.raw import gemm, gemm_accumulate_
 
     for op in REGISTRY.values():
         if "cpu" in backends.available_backends(op, "cpu"):

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
 
+from ..ops import raw
+
 OPS = [op for _, op in sorted(REGISTRY.items()) if not op.composite]
 
 
@@ -98,10 +100,10 @@ def test_environment_variable_selects_it(monkeypatch):
     assert (sum_sq.item(), found_inf.item()) == (900.0, 0.0)
     monkeypatch.setenv("AMP_KERNELS_EMULATE_CAPABILITY", "ninety")
     with pytest.raises(RuntimeError, match=r"'ninety'; accepted: a compute capability such as 9\.0"):
-        ak._raw.gemm.gemm(torch.ones(2, 2).half(), torch.ones(2, 2).half())
+        raw.gemm(torch.ones(2, 2).half(), torch.ones(2, 2).half())
     monkeypatch.setenv("AMP_KERNELS_EMULATE_SMS", "0")
     with pytest.raises(RuntimeError, match="'0'; accepted: a number of multiprocessors, at least 1"):
-        ak._raw.gemm.gemm(torch.ones(2, 2).half(), torch.ones(2, 2).half())
+        raw.gemm(torch.ones(2, 2).half(), torch.ones(2, 2).half())
 
 
 def test_an_error_can_be_replayed(monkeypatch):

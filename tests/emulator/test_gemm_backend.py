@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels._raw.gemm import gemm, gemm_accumulate_, gemm_dact
 from amp_kernels.testing.backends import check_backend
 from amp_kernels.testing.emulator import Launch, launches
 
 from ..gpu.gemm_cases import KINDS, small_edges
+from ..ops.raw import gemm, gemm_accumulate_, gemm_dact
 
 _host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
 

@@ -12,15 +12,14 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels._raw.activation_backward import activation_backward
 from amp_kernels._raw.check_and_norm import check_and_norm
-from amp_kernels._raw.gemm import gemm, gemm_accumulate_, gemm_dact
 from amp_kernels._raw.unscale import unscale_
 from amp_kernels._raw.update_scale import update_scale_
 from amp_kernels.ops._shadows import fresh_shadow
 from amp_kernels.optim import _matrices
 from amp_kernels.testing.emulator import launches
 
+from ..ops.raw import activation_backward, gemm, gemm_accumulate_, gemm_dact
 from .both import assert_same_on_both, bf16, f16, f32, integers, tensors
 
 f64 = torch.float64

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels._raw.gemm import gemm
+
+from ..ops.raw import gemm
 
 pytestmark = pytest.mark.gpu
 

@@ -7,11 +7,13 @@ import torch
 
 from amp_kernels._checks.activations import ACTIVATIONS, GATED
 from amp_kernels._dispatch.policy import requested_backend
-from amp_kernels._raw.activation_backward import activation_backward, differentiable
+from amp_kernels._raw.activation_backward import differentiable, op
 from amp_kernels._raw.column_sums import column_sums
 from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within
 from amp_kernels.testing.generators import HALF_DTYPES
 from amp_kernels.testing.poison import embed, poisoned_allocations
+
+from .raw import activation_backward
 
 
 def derivative(z: torch.Tensor, activation: str) -> torch.Tensor:
@@ -126,7 +128,7 @@ def test_the_differentiable_form_is_the_same_function(activation):
 def test_sums_of_a_number_are_refused():
     one = torch.ones(())
     with pytest.raises(ValueError, match=r"preact has no dimension; accepted with bias_grad: \[\.\.\., F\]"):
-        activation_backward(one, one, activation="relu", bias_grad=True)
+        op._without_cpp_kernel(one, one, activation="relu", bias_grad=True)
     with pytest.raises(RuntimeError, match=r"^activation_backward: preact"):
         torch.ops.amp_kernels.activation_backward(one, one, activation="relu", bias_grad=True)
 
@@ -137,8 +139,8 @@ def test_sums_of_a_number_are_refused():
         (torch.ones(2).double(), torch.ones(2), "relu", TypeError, "grad has dtype float64; accepted: float32"),
         (torch.ones(2).half(), torch.ones(2).bfloat16(), "relu", TypeError, "grad has dtype float16"),
         (torch.ones(2), torch.ones(2).int(), "relu", TypeError, "preact has dtype int32"),
-        (torch.ones(3), torch.ones(2), "relu", ValueError, r"grad has shape \[3\]; accepted: .*, \[2\]"),
-        (torch.ones(2), torch.ones(2), "swiglu", ValueError, r"grad has shape \[2\]; accepted: .*, \[1\]"),
+        (torch.ones(3), torch.ones(2), "relu", ValueError, r"grad has shape \[3\]; accepted: \[2\]"),
+        (torch.ones(2), torch.ones(2), "swiglu", ValueError, r"grad has shape \[2\]; accepted: \[1\]"),
         (torch.ones(1), torch.ones(3), "swiglu", ValueError, r"preact has shape \[3\]; .*an even size 4 or 2"),
         (torch.ones(()), torch.ones(()), "swiglu", ValueError, r"preact has no dimension"),
         (torch.ones(2), torch.ones(2), "mish", ValueError, "activation is 'mish'"),
@@ -147,7 +149,7 @@ def test_sums_of_a_number_are_refused():
 )
 def test_bad_input(grad, preact, activation, error, message):
     with pytest.raises(error, match=message):
-        activation_backward(grad, preact, activation=activation)
+        op._without_cpp_kernel(grad, preact, activation=activation)
     if grad.device == preact.device:
         with pytest.raises(RuntimeError, match=r"^activation_backward: "):
             torch.ops.amp_kernels.activation_backward(grad, preact, activation=activation)

@@ -9,6 +9,8 @@ import amp_kernels as ak
 from amp_kernels.testing import generators
 from amp_kernels.testing.backends import use
 
+from . import raw
+
 FEATURES, HIDDEN, WORDS = 24, 40, 50
 
 
@@ -199,11 +201,11 @@ def test_products_start_from_what_they_add_to(backend):
         start = generators.normal(m, n, dtype=torch.float32, seed=2)
         with use(backend):
             whole = start.clone()
-            ak._raw.gemm.gemm_accumulate_(whole, dz.t(), x, batch_invariant=True)
+            raw.gemm_accumulate_(whole, dz.t(), x, batch_invariant=True)
             for sizes in ([64, 136], [128, 72], [64, 64, 64, 8]):
                 got = start.clone()
                 for a, b in zip(dz.split(sizes), x.split(sizes), strict=True):
-                    ak._raw.gemm.gemm_accumulate_(got, a.t(), b, batch_invariant=True)
+                    raw.gemm_accumulate_(got, a.t(), b, batch_invariant=True)
                 assert torch.equal(got, whole), (m, n, by_rows, sizes)
             torch.testing.assert_close(whole.double(), start + dz.double().t() @ x.double(), rtol=1e-4, atol=1e-3)
 

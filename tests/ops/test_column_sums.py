@@ -10,13 +10,15 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._dispatch import cpu_isa, nodes
-from amp_kernels._raw.activation_backward import activation_backward
 from amp_kernels._raw.column_sums import column_sums
 from amp_kernels.ops import _linear
 from amp_kernels.testing.backends import use
 from amp_kernels.testing.bounds import assert_within
 from amp_kernels.testing.patience import PATIENCE
 from amp_kernels.testing.poison import embed, poisoned_allocations
+
+from . import raw
+from .raw import activation_backward
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -89,7 +91,7 @@ def test_one_pass_gives_the_bits_of_two(every_cpu_isa, generator, threads, imple
             grad = grad[:, : out.shape[1]] if grad.ndim else grad.expand(out.shape)
             ours = torch.autograd.grad(out, [x, weight, bias], grad)
             with torch.no_grad():
-                z = ak._raw.gemm.gemm(x, weight.t(), bias)
+                z = raw.gemm(x, weight.t(), bias)
                 dz = grad if activation == "none" else activation_backward(grad, z, activation=activation)
                 expected = dz @ weight, dz.t() @ x, column_sums(dz)
             assert torch.equal(ours[2], expected[2])

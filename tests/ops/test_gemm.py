@@ -10,7 +10,6 @@ import torch
 from amp_kernels._checks.activations import ACTIVATIONS
 from amp_kernels._dispatch import cpu_isa
 from amp_kernels._dispatch.policy import requested_backend
-from amp_kernels._raw.gemm import gemm, gemm_accumulate_
 from amp_kernels.testing.bounds import assert_frobenius, assert_unbiased, assert_within, reference_and_bound
 from amp_kernels.testing.generators import (
     EDGE_SIZES,
@@ -22,6 +21,8 @@ from amp_kernels.testing.generators import (
     operand,
 )
 from amp_kernels.testing.poison import assert_only_written, embed, poisoned_allocations
+
+from .raw import gemm, gemm_accumulate_
 
 
 @pytest.fixture(autouse=True)

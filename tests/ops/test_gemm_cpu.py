@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from amp_kernels._dispatch import cpu_isa
-from amp_kernels._raw.gemm import gemm, gemm_accumulate_, gemm_dact
 from amp_kernels.testing.generators import HALF_DTYPES, integers, operand
+
+from .raw import gemm, gemm_accumulate_, gemm_dact
 
 #: Around tiles (4, 8, 16, 32; 16, 24, 32, 48), units of 64 rows, blocks of 192 columns, depths of 192 to 512.
 ROWS = (1, 3, 8, 17, 33, 63, 64, 65, 130)
@@ -153,7 +154,7 @@ GUARDED = """
 import ctypes, mmap, sys
 import torch
 from amp_kernels._dispatch.cpu_isa import cpu_isa
-from amp_kernels._raw.gemm import gemm
+from amp_kernels._raw.gemm import gemm_op
 
 libc = ctypes.CDLL(None, use_errno=True)
 kept = []
@@ -182,7 +183,7 @@ for isa in sys.argv[1:]:
                                 torch.ones(m, k, dtype=dtype), at_end)
                             b = between_guards(torch.ones(n, k, dtype=dtype), at_end).t() if transposed_b else between_guards(
                                 torch.ones(k, n, dtype=dtype), at_end)
-                            assert (gemm(a, b, out_dtype=torch.float32) == k).all()
+                            assert (gemm_op(a, b, out_dtype=torch.float32)[0] == k).all()
     print(isa)
 """
 
@@ -281,7 +282,7 @@ import os, signal
 import torch
 from torch.utils.data import DataLoader, Dataset
 from amp_kernels._dispatch import cpu_isa
-from amp_kernels._raw.gemm import gemm
+from amp_kernels._raw.gemm import gemm_op
 from amp_kernels.testing.patience import PATIENCE
 
 SMALL, LARGE = 40, 400  # runs on the calling thread alone; wakes other threads
@@ -292,7 +293,7 @@ def right(size):
     rows, columns = torch.arange(size) % 3, torch.arange(size) % 5
     a = rows.bfloat16()[:, None].repeat(1, size)
     b = columns.bfloat16().repeat(size, 1)
-    return torch.equal(gemm(a, b, out_dtype=torch.float32), (size * rows[:, None] * columns).float())
+    return torch.equal(gemm_op(a, b, out_dtype=torch.float32)[0], (size * rows[:, None] * columns).float())
 
 class Products(Dataset):
     def __len__(self):

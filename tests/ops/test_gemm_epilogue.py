@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from amp_kernels._dispatch.policy import requested_backend
-from amp_kernels._raw.gemm import gemm, gemm_accumulate_
 from amp_kernels.testing.bounds import assert_frobenius, assert_within, reference_and_bound
 from amp_kernels.testing.generators import HALF_DTYPES, LAYOUTS, OUT_DTYPES, integers, operand
 from amp_kernels.testing.poison import embed, poisoned_allocations
+
+from .raw import gemm, gemm_accumulate_
 
 
 def small(device, dtype, generator, *batch):

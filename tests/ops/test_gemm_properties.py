@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from amp_kernels._checks.activations import ACTIVATIONS, GATED
 from amp_kernels._raw._product import output_shape
-from amp_kernels._raw.gemm import gemm
 from amp_kernels.testing.bounds import assert_within, reference_and_bound
 from amp_kernels.testing.generators import HALF_DTYPES, LAYOUTS, OUT_DTYPES, operand
+
+from .raw import gemm
 
 
 @settings(max_examples=150, deadline=None)

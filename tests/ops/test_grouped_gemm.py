@@ -15,6 +15,7 @@ from amp_kernels.testing.generators import HALF_DTYPES, LAYOUTS, OUT_DTYPES, int
 from amp_kernels.testing.poison import assert_only_written, embed, poisoned_allocations
 
 from .groups import by_rows, ends, partitions, poison_behind, ranges, rows_in_float64, sums_in_float64
+from .raw import as_torch_op
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "swiglu")
 ON_CPU = [name for name in available_backends(grouped_gemm_op, "cpu") if name != "triton"]
@@ -234,20 +235,21 @@ def test_bad_arguments_of_the_op(device):
     """Callers of the op itself, past the checks of the public function."""
     a, b = torch.ones(6, 4, dtype=torch.float16, device=device), torch.ones(2, 4, 5, dtype=torch.float16, device=device)
     offs = ends(2, 6, device=device)
+    gemm, accumulate = map(as_torch_op, (grouped_gemm_op, grouped_gemm_accumulate_op))
     for call, text in (
-        (lambda: grouped_gemm_op(a, b, offs.long()), "offs"),
-        (lambda: grouped_gemm_op(a, b, offs[:1]), "offs"),
-        (lambda: grouped_gemm_op(a, b.bfloat16(), offs), "b"),
-        (lambda: grouped_gemm_op(a[:, 1:], b, offs), r"\(?\[?6, 3"),
-        (lambda: grouped_gemm_op(a, b, offs, torch.ones(3, 5, device=device)), "bias"),
-        (lambda: grouped_gemm_op(a, b, offs, torch.ones(6, 1, device=device)), "bias"),
-        (lambda: grouped_gemm_op(a, b, offs, activation="swiglu"), "b"),
-        (lambda: grouped_gemm_op(a, b, offs, out_dtype=torch.float64), "out_dtype"),
-        (lambda: grouped_gemm_op(a.t(), a, offs, torch.ones(4, device=device)), r"(T|G), (K|N)"),
-        (lambda: grouped_gemm_op(a.t(), a, offs, preact=True), r"G, K, N"),
-        (lambda: grouped_gemm_accumulate_op(torch.ones(2, 4, 5, device=device), a.t(), a, offs), "c"),
-        (lambda: grouped_gemm_accumulate_op(torch.ones(2, 4, 4, device=device).half(), a.t(), a, offs), "c"),
-        (lambda: grouped_gemm_accumulate_op(torch.ones(6, 5, device=device), a, b, offs), r"T, N"),
+        (lambda: gemm(a, b, offs.long()), "offs"),
+        (lambda: gemm(a, b, offs[:1]), "offs"),
+        (lambda: gemm(a, b.bfloat16(), offs), "b"),
+        (lambda: gemm(a[:, 1:], b, offs), r"\(?\[?6, 3"),
+        (lambda: gemm(a, b, offs, torch.ones(3, 5, device=device)), "bias"),
+        (lambda: gemm(a, b, offs, torch.ones(6, 1, device=device)), "bias"),
+        (lambda: gemm(a, b, offs, activation="swiglu"), "b"),
+        (lambda: gemm(a, b, offs, out_dtype=torch.float64), "out_dtype"),
+        (lambda: gemm(a.t(), a, offs, torch.ones(4, device=device)), r"(T|G), (K|N)"),
+        (lambda: gemm(a.t(), a, offs, preact=True), r"G, K, N"),
+        (lambda: accumulate(torch.ones(2, 4, 5, device=device), a.t(), a, offs), "c"),
+        (lambda: accumulate(torch.ones(2, 4, 4, device=device).half(), a.t(), a, offs), "c"),
+        (lambda: accumulate(torch.ones(6, 5, device=device), a, b, offs), r"T, N"),
     ):
         with pytest.raises((TypeError, ValueError, RuntimeError), match=rf"grouped_gemm.*{text}"):
             call()

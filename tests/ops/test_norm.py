@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_kernels as ak
 from amp_kernels._raw._norm import statistics
-from amp_kernels._raw.norm_backward import norm_backward
-from amp_kernels._raw.norm_forward import norm_forward
+from amp_kernels._raw.norm_backward import op as norm_backward
+from amp_kernels._raw.norm_forward import op as norm_forward
 from amp_kernels.testing.bounds import assert_within, norm_backward_bound, norm_forward_bound
 from amp_kernels.testing.generators import normal
 from amp_kernels.testing.poison import poisoned_allocations

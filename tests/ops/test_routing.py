@@ -15,6 +15,7 @@ from amp_kernels.testing.generators import HALF_DTYPES, normal
 from amp_kernels.testing.poison import poisoned_allocations
 
 from .groups import ends, rows_in_float64
+from .raw import as_torch_op
 from .tensors import leaves, relative
 
 CHOSEN = torch.tensor([[3, 0], [0, 3], [3, 4], [0, 5], [5, 3]])  # of 5 groups: 1 and 2 are empty, 5 is nobody's
@@ -169,12 +170,12 @@ WRONG = [
 @pytest.mark.parametrize(("op", "arguments", "text"), WRONG, ids=[f"{op.name} {text}" for op, _, text in WRONG])
 def test_raw_ops_name_what_is_wrong(device, op, arguments, text):
     with pytest.raises((TypeError, ValueError, RuntimeError), match=rf"{op.name}: .*{text}"):
-        op(*(t if t is None else t.to(device) for t in arguments))
+        as_torch_op(op)(*(t if t is None else t.to(device) for t in arguments))
 
 
 def test_results_of_a_dtype_that_no_kernel_makes(device):
     with pytest.raises((TypeError, RuntimeError), match=r"combine_rows: .*accepted: equal dtypes, or float32"):
-        raw.combine_op(Y.half().to(device), PLACES.to(device), out_dtype=torch.bfloat16)
+        as_torch_op(raw.combine_op)(Y.half().to(device), PLACES.to(device), out_dtype=torch.bfloat16)
 
 
 def test_places_that_the_cpu_refuses():

@@ -6,6 +6,7 @@ import torch
 import amp_kernels as ak
 from amp_kernels import _host
 
+from ..ops import raw
 from .preloaded import machine, set_chip
 
 machine()
@@ -23,13 +24,13 @@ def split_product(device):
     """Splits count, in counters of the stream, who has come last."""
     a, b = torch.ones(8, 4096).half().to(device), torch.ones(16, 4096).half().to(device).T
     c = torch.zeros(8, 16).to(device)
-    ak._raw.gemm.gemm_accumulate_(c, a, b)
+    raw.gemm_accumulate_(c, a, b)
     return [c]
 
 
 def product(device):
     a = (torch.arange(600 * 64).reshape(600, 64) % 5).half()
-    return [ak._raw.gemm.gemm(a.to(device), a[:200].to(device).T)]
+    return [raw.gemm(a.to(device), a[:200].to(device).T)]
 
 
 def step(device):

@@ -9,6 +9,7 @@ from amp_kernels import _host
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.testing.backends import check_backend
 
+from ..ops import raw
 from .gemm_cases import cases, check_prefetched, in_turns, integers, operands, run
 from .preloaded import machine, set_chip
 
@@ -108,14 +109,14 @@ def read_beside(kind: str):
     a, b = integers(generator, 72, 64).half().cuda(), integers(generator, 64, 200).half().cuda()
     if kind == "derivative":
         beside = integers(generator, 72, 200).half().cuda()
-        return lambda: ak._raw.gemm.gemm_dact(a, b, beside, activation="relu"), beside
+        return lambda: raw.gemm_dact(a, b, beside, activation="relu"), beside
     if kind == "swiglu's derivative":
         beside = integers(generator, 72, 400).half().cuda()
-        return lambda: ak._raw.gemm.gemm_dact(a, b, beside, activation="swiglu"), beside
+        return lambda: raw.gemm_dact(a, b, beside, activation="swiglu"), beside
     if kind == "a batch":
         a, b = a.expand(2, 72, 64), b.expand(2, 64, 200)
     beside = integers(generator, *a.shape[:-1], 200).half().cuda()
-    return lambda: ak._raw.gemm.gemm(a, b, residual=beside), beside
+    return lambda: raw.gemm(a, b, residual=beside), beside
 
 
 @pytest.mark.parametrize("kind", ["a residual", "a batch", "derivative", "swiglu's derivative"])

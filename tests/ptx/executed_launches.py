@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-import amp_kernels as ak
-
+from ..ops import raw
 from .gemm_cases import cases, integers, operands, run
 from .preloaded import machine, set_chip
 
@@ -122,7 +121,7 @@ def test_threads_that_launch_one_kernel_with_different_shared_memory():
 
     def many(number):
         a, b = (t.cuda() for t in pairs[number])
-        results[number] += [ak._raw.gemm.gemm(a, b).cpu() for _ in range(4)]
+        results[number] += [raw.gemm(a, b).cpu() for _ in range(4)]
 
     threads = [threading.Thread(target=many, args=(number,)) for number in results]
     for thread in threads:

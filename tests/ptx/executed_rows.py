@@ -31,7 +31,7 @@ def test_rows_that_a_cluster_shares(columns, cluster, seeds):
         it.seed = seed
         it.prepared.clear()  # of other tests
         arguments, exact = shared_rows(columns, torch.bfloat16 if seed % 2 else torch.float32)
-        rows, sums, _ = ak.backend("cuda")(ak._raw.norm_backward.norm_backward)(*arguments, parameters=1)
+        rows, sums, _ = ak.backend("cuda")(ak._raw.norm_backward.op)(*arguments, parameters=1)
         first = next(launch for launch in it.prepared if "norm_backward_ring_kernel" in launch.kernel.name)
         assert first.cluster == (cluster, 1, 1)
         assert torch.equal(sums[0].double(), exact[1])

@@ -12,6 +12,7 @@ import torch
 import amp_kernels as ak
 from amp_kernels import _host
 
+from ..ops import raw
 from .build import ROOT
 from .preloaded import machine, set_chip
 
@@ -181,7 +182,7 @@ def test_a_second_product_asks_the_runtime_for_nothing():
     names = ("cudaDeviceGetAttribute", "cudaFuncSetAttribute", "cuTensorMapEncodeTiled", "cudaMemsetAsync")
     counts = []
     for i in range(1, 4):
-        ak._raw.gemm.gemm_accumulate_(c, a, b)
+        raw.gemm_accumulate_(c, a, b)
         assert c.cpu().eq(4096 * i).all()
         counts.append([it.calls(name) for name in names])
     assert counts[0] == counts[1] == counts[2]
@@ -193,11 +194,11 @@ def test_a_split_product_in_a_graph_has_counters_of_its_own():
     it, c, a, b = split_product()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):  # has counters from here on
-        ak._raw.gemm.gemm_accumulate_(c, a, b)
+        raw.gemm_accumulate_(c, a, b)
     before = it.calls("cudaMemsetAsync")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        ak._raw.gemm.gemm_accumulate_(c, a, b)
+        raw.gemm_accumulate_(c, a, b)
     assert it.calls("cudaMemsetAsync") == before + 1
     for i in range(2, 4):
         graph.replay()
@@ -210,7 +211,7 @@ def test_a_streams_counters_are_not_of_torchs_allocator():
     modes = [it.calls("cudaThreadExchangeStreamCaptureMode")]
     with torch.cuda.stream(torch.cuda.Stream()):
         for i in range(1, 3):
-            ak._raw.gemm.gemm_accumulate_(c, a, b)
+            raw.gemm_accumulate_(c, a, b)
             assert c.cpu().eq(4096 * i).all()
             modes.append(it.calls("cudaThreadExchangeStreamCaptureMode"))
     assert modes == [
@@ -235,7 +236,7 @@ def test_a_stream_with_the_handle_of_a_destroyed_one_has_counters_of_its_own():
         handles.append(stream.cuda_stream)
         for half in range(2):
             with torch.cuda.stream(stream):
-                ak._raw.gemm.gemm_accumulate_(c, a, b)
+                raw.gemm_accumulate_(c, a, b)
             assert c.cpu().eq(4096 * (2 * i - 1 + half)).all()
         memsets.append(it.calls("cudaMemsetAsync"))
         it.runtime.cudaStreamDestroy(ctypes.c_void_p(stream.cuda_stream))

@@ -6,6 +6,7 @@ import torch
 
 import amp_kernels as ak
 
+from ..ops import raw
 from .gemm_cases import integers
 from .preloaded import machine, set_chip
 
@@ -18,12 +19,12 @@ def half(*shape: int) -> torch.Tensor:
 
 
 def gemm(a, b, *others, **options):
-    return lambda to: ak._raw.gemm.gemm(to(a), to(b), *map(to, others), **options)
+    return lambda to: raw.gemm(to(a), to(b), *map(to, others), **options)
 
 
 def residual(beside):
     a, b = half(72, 64), half(64, 200)
-    return lambda to: ak._raw.gemm.gemm(to(a), to(b), residual=to(beside))
+    return lambda to: raw.gemm(to(a), to(b), residual=to(beside))
 
 
 def accumulated(m, n, k):
@@ -31,7 +32,7 @@ def accumulated(m, n, k):
 
     def run(to):
         out = to(c).clone()
-        ak._raw.gemm.gemm_accumulate_(out, to(a), to(b))
+        raw.gemm_accumulate_(out, to(a), to(b))
         return out
 
     return run
@@ -39,7 +40,7 @@ def accumulated(m, n, k):
 
 def derivative(activation):
     a, b, z = half(72, 64), half(64, 136), half(72, 272 if activation == "swiglu" else 136)
-    return lambda to: ak._raw.gemm.gemm_dact(to(a), to(b), to(z), activation=activation)[0]
+    return lambda to: raw.gemm_dact(to(a), to(b), to(z), activation=activation)[0]
 
 
 # The product, and the rule that its maps break.

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-import amp_kernels as ak
 from amp_kernels import _host
 
 from ..gpu.gemm_cases import KINDS, GemmCase
+from ..ops import raw
 
 M = (8, 33, 96, 176, 256, 384)
 N = (32, 64, 96, 136, 160, 192, 200, 256, 512)
@@ -148,4 +148,4 @@ def operands(case: Case, dtype: torch.dtype, seed: int, draw=integers) -> tuple[
 
 
 def run(case: Case, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return ak._raw.gemm.gemm(a, b, activation=case.activation, out_dtype=case.out_dtype)
+    return raw.gemm(a, b, activation=case.activation, out_dtype=case.out_dtype)

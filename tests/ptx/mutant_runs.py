@@ -8,6 +8,7 @@ import torch
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
 
+from ..ops import raw
 from .executed_gemm_edges import GemmCase, executed
 from .executed_step import call, tensors
 from .gemm_cases import Case, cases, check_prefetched, copied, in_turns, integers, narrow, operands, phased, run
@@ -35,8 +36,8 @@ def batched(capability: int, m=72, n=136, k=72):
 
     def go():
         set_chip(capability, 2)
-        yield ak._raw.gemm.gemm(*(t.cuda() for t in plan_of), out_dtype=torch.float32).cpu(), want
-        yield ak._raw.gemm.gemm(a.cuda(), b.cuda()).cpu().float(), want
+        yield raw.gemm(*(t.cuda() for t in plan_of), out_dtype=torch.float32).cpu(), want
+        yield raw.gemm(a.cuda(), b.cuda()).cpu().float(), want
 
     return go
 
@@ -49,7 +50,7 @@ def accumulated(capability: int):
     def go():
         set_chip(capability, 2)
         out = c.cuda()
-        ak._raw.gemm.gemm_accumulate_(out, a.cuda(), b.cuda())
+        raw.gemm_accumulate_(out, a.cuda(), b.cuda())
         yield out.cpu(), want
 
     return go
@@ -63,8 +64,8 @@ def chained(capability: int):
     def go():
         set_chip(capability, 2)
         on_a, on_b = a.cuda(), b.cuda()
-        first = ak._raw.gemm.gemm(on_a, on_b)  # nothing between the two kernels
-        yield ak._raw.gemm.gemm(first, on_b, out_dtype=torch.float32).cpu().double(), want
+        first = raw.gemm(on_a, on_b)  # nothing between the two kernels
+        yield raw.gemm(first, on_b, out_dtype=torch.float32).cpu().double(), want
 
     return go
 
@@ -79,7 +80,7 @@ def apart(capability: int, gap, n=56, shared=None):
         it = set_chip(capability, 2)
         if shared:
             it.set_chip(capability, 2, shared)
-        yield ak._raw.gemm.gemm(wide.cuda()[:, :200], b.cuda()).cpu(), want
+        yield raw.gemm(wide.cuda()[:, :200], b.cuda()).cpu(), want
 
     return go
 
@@ -94,7 +95,7 @@ def beside(capability: int, out):
     def go():
         set_chip(capability, 1)
         there = residual.cuda()
-        yield ak._raw.gemm.gemm(a.cuda(), b.cuda(), residual=there, out_dtype=out).cpu(), want
+        yield raw.gemm(a.cuda(), b.cuda(), residual=there, out_dtype=out).cpu(), want
         check_prefetched(machine().recent[-1], there)
 
     return go
@@ -108,7 +109,7 @@ def derivative(capability: int):
 
     def go():
         set_chip(capability, 1)
-        dz, sums = ak._raw.gemm.gemm_dact(a.cuda(), b.cuda(), z.cuda(), activation="relu", bias_grad=True)
+        dz, sums = raw.gemm_dact(a.cuda(), b.cuda(), z.cuda(), activation="relu", bias_grad=True)
         yield dz.cpu(), want.half()
         yield sums.cpu(), want.sum(0)
 
@@ -171,8 +172,8 @@ def repacked_runs() -> list[Callable[[], Iterator]]:
         def go():
             set_chip(90, 1)
             on_a, on_b, on_w = a.cuda(), b.cuda(), w.cuda()
-            first = ak._raw.gemm.gemm(on_a, on_b)  # nothing between it and the copy
-            yield ak._raw.gemm.gemm(first, on_w, out_dtype=torch.float32).cpu(), want
+            first = raw.gemm(on_a, on_b)  # nothing between it and the copy
+            yield raw.gemm(first, on_w, out_dtype=torch.float32).cpu(), want
 
         return go
 
@@ -195,7 +196,7 @@ def phased_runs() -> list[Callable[[], Iterator]]:
 
         def go():
             set_chip(80, 4)
-            yield ak._raw.gemm.gemm(a.cuda().T, b.cuda(), alpha=0.5, out_dtype=torch.float32).cpu(), want
+            yield raw.gemm(a.cuda().T, b.cuda(), alpha=0.5, out_dtype=torch.float32).cpu(), want
 
         return go
 
@@ -232,7 +233,7 @@ def op_runs(names: Sequence[str]) -> list[Callable[[], Iterator]]:
 
 def shared_row_runs() -> list[Callable[[], Iterator]]:
     """Rows that the blocks of a cluster share."""
-    backward = ak._raw.norm_backward.norm_backward
+    backward = ak._raw.norm_backward.op
     set_chip(90, 4)
     arguments, exact = shared_rows(8200, torch.float32, rows=5)
 

@@ -34,6 +34,7 @@ ROOT = {
     "__init__.py",
     "__main__.py",
     "_functional.py",
+    "_removed.py",
     "_requirements.py",
     "_version.py",
     "py.typed",

@@ -9,14 +9,19 @@ from dataclasses import replace
 import pytest
 
 from bench.ops.gemm_shapes import CUDA, Shape
-from bench.prediction.chips import CHIPS, choice, floor_us, plan
 from bench.prediction.measured import product, product_us, tiles
-from bench.prediction.tile_times import EPILOGUES, NEWER, tile_name
+from bench.prediction.tile_times import EPILOGUES, NEWER, Choice, tile_name
 
 _host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
 
 TILES = _host.gemm_candidates()["sm90"]
-CHIP = CHIPS["H200"]
+# What plan_gemm is told of a chip; "dram", the rate of a copy in MB/s: measured on the H200, 0.88 of the data sheet's elsewhere.
+H200 = {"sm_count": 132, "capability": 90, "dram": 4.25e6}
+CHIPS = {
+    "H200": H200,
+    "H100": H200 | {"dram": 2.96e6},  # SXM
+    "A100": {"sm_count": 108, "capability": 80, "clock": 1410.0, "dram": 1.8e6},  # SXM, 80 GB
+}
 SUITE = list(dict.fromkeys([*(s for s in CUDA if s.aligned), *(timed.shape for timed in tiles())]))
 # The linear layers of transformers: forward, input gradient, weight gradient.
 LINEAR = [
@@ -29,6 +34,15 @@ NAMES = {tile_name(tile): tile for tile in TILES}
 NARROW = {"64x16 1x1", "64x32 1x1"}  # when tiles were timed, they took no n-major B
 # Microseconds of every compiled tile, by product.
 GOLDEN = {timed: {c: us for c, us in found.items() if c.tile in NAMES} for timed, found in tiles().items()}
+
+
+def plan(shape: Shape, chip: dict = H200, bias: bool = False) -> dict:
+    return _host.plan_gemm(shape.m, shape.n, shape.k, **shape.request, **({"plain": False} if bias else {}), **chip)
+
+
+def choice(plan: dict) -> Choice:
+    """A plan of gemm_sm90, by the names of the times of every tile."""
+    return Choice(tile_name(TILES[plan["tile"]]), plan["splits"], plan["swapped"])
 
 
 def asked(timed, rates: dict) -> dict:
@@ -108,7 +122,7 @@ def test_no_plan_is_far_from_the_roofline_where_cublas_is_not():
         cublas = product(shape, "torch")
         if cublas["floor_us"] / cublas["p50_us"] < 0.9:
             continue
-        if cublas["floor_us"] / plan(shape, CHIP)["microseconds"] >= 0.9:
+        if cublas["floor_us"] / plan(shape)["microseconds"] >= 0.9:
             near += 1
         else:
             far.add(shape.name)
@@ -116,14 +130,15 @@ def test_no_plan_is_far_from_the_roofline_where_cublas_is_not():
     assert not far
 
 
-@pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda chip: chip.name)
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
 def test_nothing_is_faster_than_memory_and_tensor_cores(chip):
     """At the rates that the model works with: the whole of the tensor cores at its clock."""
-    rates = _host.gemm_rates() | chip.request
-    cores = chip.request["sm_count"] * {90: 4096, 80: 2048}[chip.request["capability"]] * rates["clock"] * 1e6
-    at_most = replace(chip, flops=cores)
-    for shape, bias in itertools.product(CUDA, (False, True)):
-        assert plan(shape, chip, bias)["microseconds"] >= floor_us(shape, at_most), shape.name
+    rates = _host.gemm_rates() | chip
+    cores = chip["sm_count"] * {90: 4096, 80: 2048}[chip["capability"]] * rates["clock"] * 1e6
+    for s, bias in itertools.product(CUDA, (False, True)):
+        moved = s.batch * (2 * s.k * (s.m + s.n) + s.request["out_bytes"] * s.m * s.n)
+        least = max(moved / chip["dram"], 2e6 * s.batch * s.m * s.n * s.k / cores)
+        assert plan(s, chip, bias)["microseconds"] >= least, s.name
 
 
 def test_small_errors_of_a_rate_cost_little():
@@ -200,7 +215,7 @@ def test_rows_across_lines_of_l2_cost_what_was_measured():
         assert "128x128 cluster 1x2" in product(shape)["plan"]
         assert predicted == pytest.approx(product_us(shape), rel=0.06)
     assert us[across] > 1.3 * us[whole]
-    assert choice(plan(across, CHIP)).tile == "128x256 2x1"
+    assert choice(plan(across)).tile == "128x256 2x1"
 
 
 @pytest.mark.parametrize(("name", "costly"), [("128x128 1x2 pingpong", "ld_b"), ("192x128 2x1", "ld_a")])
@@ -222,14 +237,14 @@ def test_unaligned_products_beat_cublas():
     """Predictions, in microseconds: what TMA cannot read is copied first, what it cannot write is stored by threads."""
     most = {Shape(4097, 4097, 4097, "NT"): 300, Shape(16384, 50257, 768, "NT"): 2100, Shape(1025, 1024, 1026, "NT"): 20}
     for shape, us in most.items():
-        assert plan(shape, CHIP)["microseconds"] <= us <= product_us(shape, "torch"), shape.name
+        assert plan(shape)["microseconds"] <= us <= product_us(shape, "torch"), shape.name
 
 
 def test_odd_rows_of_a_result_cost_little():
     """GPT-2's unpadded head: predicted at 2.1 ms at most, where cuBLAS took 13.9."""
-    assert plan(Shape(16384, 50257, 768, "NT"), CHIP)["microseconds"] <= 2100
+    assert plan(Shape(16384, 50257, 768, "NT"))["microseconds"] <= 2100
     for odd, even in ((50257, 50264), (4097, 4104)):
-        times = [plan(Shape(16384, n, 768, "NT"), CHIP, bias=True)["microseconds"] for n in (odd, even)]
+        times = [plan(Shape(16384, n, 768, "NT"), bias=True)["microseconds"] for n in (odd, even)]
         assert times[0] <= 1.25 * times[1]
 
 
