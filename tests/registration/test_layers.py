@@ -28,7 +28,7 @@ ROOMS = {
     "_raw": {"_checks", "_dispatch", "_sharding"},
     "_sharding": {"_dispatch"},
     "_checks": set(),
-    "_dispatch": set(),
+    "_dispatch": {"_checks"},
 }
 ROOT = {
     "__init__.py",
