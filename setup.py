@@ -23,6 +23,7 @@ from pathlib import Path
 import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 if int(setuptools.__version__.split(".")[0]) < 77:  # it would print pages about the licence field of pyproject.toml
     sys.exit(
@@ -177,6 +178,13 @@ def pybind11_include() -> str:
     except ImportError as error:
         raise Missing("pybind11 is not installed in the build environment") from error
     return pybind11.get_include()
+
+
+class FreshBuild(build_py):
+    def run(self):
+        """Without the modules of an earlier build, which may be gone by now."""
+        shutil.rmtree(Path(self.build_lib, "amp_kernels"), ignore_errors=True)
+        super().run()
 
 
 class CMakeBuild(build_ext):
@@ -420,8 +428,7 @@ def index_page(text: str, repository: str) -> str:
 def links(repository: str) -> dict[str, str]:
     """The links of the package's page on an index, for the address of the repository; none if nobody says it."""
     at = repository.rstrip("/")
-    pages = {"Source": at, "Issues": f"{at}/issues", "Changelog": f"{at}/blob/main/CHANGELOG.md"}
-    return pages if at else {}
+    return {"Source": at, "Issues": f"{at}/issues", "Changelog": f"{at}/blob/main/CHANGELOG.md"} if at else {}
 
 
 REPOSITORY = os.environ.get("AMP_KERNELS_REPOSITORY", "")
@@ -431,7 +438,7 @@ setup(
     long_description_content_type="text/markdown",
     project_urls=links(REPOSITORY),
     ext_modules=[Extension("amp_kernels._host", sources=[])],
-    cmdclass={"build_ext": CMakeBuild},
+    cmdclass={"build_ext": CMakeBuild, "build_py": FreshBuild},
     packages=[
         ".".join(path.relative_to(ROOT).parts)
         for path in [ROOT / "amp_kernels", *sorted((ROOT / "amp_kernels").rglob("*"))]

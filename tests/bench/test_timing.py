@@ -153,7 +153,8 @@ def test_the_cases_of_an_h200_have_names_of_their_own_and_fit_into_it(monkeypatc
     assert len(set(names)) == len(names)
     assert max(case.memory for case in found) < memory
     for case in found:
-        assert ("amp_kernels:triton" in case.providers) == REGISTRY["adamw_"].built.triton, case.name
+        by_triton = REGISTRY["adamw_"].built.triton and case.op not in ("grouped_mm", "syrk", "newton_schulz")
+        assert ("amp_kernels:triton" in case.providers) == by_triton, case.name
     step = {(case.shape, case.dtype) for case in found if case.op == "step"}
     assert {("llama-1b", "bf16 + split, bf16 moments"), ("resnet-50", "fp32 + bf16 shadow")} <= step
     assert sum(case.op == "step" and case.shape == "10000 x 64" for case in found) == 2
