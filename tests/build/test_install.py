@@ -167,7 +167,7 @@ def test_source_distribution_can_be_built(tmp_path):
     assert set(listed.stdout.split()) <= names
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # a build, and pip's of its environment
 def test_isolated_build_uses_the_torch_of_the_environment(tmp_path):
     """pip's build environment holds no torch; the one that pip runs in does."""
     wheel, _ = build_wheel(tmp_path, AMP_KERNELS_PARTS="cpu host")
@@ -272,7 +272,7 @@ def test_a_wrong_variable_stops_the_build(monkeypatch, variable, value, said):
         program["asked_archs"]("nvcc") if "ARCH" in variable else program["CMakeBuild"](setuptools.Distribution()).run()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # two environments without torch
 def test_without_torch_the_install_fails_unless_it_may_go_without_kernels(tmp_path):
     """Also the editable install: the source folder is a copy, so that this environment's build stays as it is."""
     bare = Environment(tmp_path / "environment", torch=False)
@@ -318,6 +318,7 @@ def test_failing_compiler_leaves_python_and_the_reference(tmp_path, environment)
     assert "pip install --no-build-isolation -v ." in asked.stderr
 
 
+@pytest.mark.exhaustive  # two builds
 def test_absent_nvcc_is_a_reason_and_a_failure_when_cuda_is_forced(tmp_path):
     parts = {"AMP_KERNELS_PARTS": "host cuda", "AMP_KERNELS_SKIP_KERNELS": "1"}
     wheel, _ = build_wheel(tmp_path, "--no-build-isolation", CUDA_HOME="/nonexistent", **parts)
