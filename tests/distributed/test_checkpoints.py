@@ -4,7 +4,6 @@ Without clipping everything is compared bit for bit.
 """
 
 import copy
-import io
 import os
 import signal
 
@@ -431,24 +430,3 @@ def through_zero(path):
 def test_zero_saves_no_process_group(ranks, tmp_path):
     for found in ranks.run(through_zero, str(tmp_path / "zero.pt"), world=2):
         assert all(found)
-
-
-def group_in_a_group():
-    """Under any key, and what runs keeps its own, also where torch flattens the state."""
-    model, group = torch.nn.Linear(3, 1), dist.group.WORLD
-    optimizer = ak.optim.SGD([{"params": [*model.parameters()], "mine": group, "shard_group": group}], momentum=0.9)
-    model(torch.ones(3)).backward()
-    optimizer.step()
-    saved = optimizer.state_dict()
-    torch.save(saved, io.BytesIO())
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        copy.deepcopy(optimizer)
-    optimizer.load_state_dict(saved)
-    flat = StateDictOptions(flatten_optimizer_state_dict=True)
-    set_optimizer_state_dict(model, optimizer, get_optimizer_state_dict(model, optimizer, options=flat), options=flat)
-    keys = "mine", "shard_group"
-    return [(saved["param_groups"][0][key], optimizer.param_groups[0][key] is group) for key in keys]
-
-
-def test_no_state_dict_has_a_process_group(ranks):
-    assert ranks.run(group_in_a_group, world=1) == [[(None, True), (None, True)]]

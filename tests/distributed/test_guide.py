@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import amp_kernels as ak
@@ -174,3 +176,32 @@ def test_resuming_with_another_number_of_processes_and_another_wrapper(ranks, tm
             torch.testing.assert_close(found, losses, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(other, weights, rtol=1e-4, atol=1e-5)
             assert of_scaler == scale
+
+
+# ---- docs/guide/mixture-of-experts.md ----
+
+
+def several_ranks():
+    """The page's block over a model whose experts differ, and gradients of ones."""
+    page = PAGE.with_name("mixture-of-experts.md").read_text()
+    (code,) = re.findall(
+        r"```python\n(.*?)\n```", page.partition("\n## Several ranks\n")[2].partition("\n## ")[0], re.S
+    )
+    model, ep = nn.Module(), dist.get_rank() % 2
+    model.blocks, model.head = nn.ModuleList([nn.Module(), nn.Module()]), nn.Linear(4, 6)
+    for block in model.blocks:
+        block.experts = nn.Linear(4, 8)
+        nn.init.constant_(block.experts.weight, 1.0 + ep)
+    names = {"model": model, "replicas": 2, "init_device_mesh": init_device_mesh, "fully_shard": fully_shard, "ak": ak}
+    exec(code.replace('"cuda"', '"cpu"').replace(", 8)", ", 2)"), names)
+    scaler = ak.GradScaler("cpu", init_scale=1.0)
+    scaler.scale(torch.ones(()))
+    for group, value in zip(names["optimizer"].param_groups, (1.0, 2.0 + ep), strict=True):
+        for param in group["params"]:
+            param.grad = torch.full_like(param, value)
+    scaler.step(names["optimizer"])
+    return scaler.last_grad_norm.item() ** 2
+
+
+def test_the_block_about_experts(ranks):
+    assert ranks.run(several_ranks) == [pytest.approx(30 + 2 * 40 * (4 + 9))] * 4

@@ -423,7 +423,7 @@ def test_compiled_under_autocast_as_in_eager(kind):
     torch.testing.assert_close(compiled, run(step))
 
 
-# ---- eps, errors
+# ---- eps
 
 
 def test_eps_none_is_that_of_the_computation():
@@ -431,23 +431,3 @@ def test_eps_none_is_that_of_the_computation():
     for dtype in DTYPES:
         torch.testing.assert_close(ak.rms_norm(x.to(dtype), 4), F.rms_norm(x, (4,)).to(dtype))
     assert torch.equal(ak.rms_norm(x.double(), 4), F.rms_norm(x.double(), (4,)))
-
-
-@pytest.mark.parametrize(
-    ("error", "message", "arguments"),
-    [
-        (ValueError, r"normalized_shape is \[5\] and x has shape \[3, 4\]", (torch.ones(3, 4), 5)),
-        (ValueError, r"normalized_shape is \[\]", (torch.ones(3, 4), [])),
-        (ValueError, r"weight has shape \[5\]; accepted: \[4\]", (torch.ones(3, 4), 4, torch.ones(5))),
-        (TypeError, "weight has dtype float64", (torch.ones(3, 4), 4, torch.ones(4).double())),
-        (TypeError, "x has dtype int64", (torch.ones(3, 4).long(), 4)),
-    ],
-)
-def test_errors_name_the_argument(kind, error, message, arguments):
-    with pytest.raises(error, match=f"{kind}: {message}"):
-        call(kind, *arguments)
-
-
-def test_a_residual_of_another_shape_is_no_broadcast():
-    with pytest.raises(ValueError, match=r"layer_norm: residual has shape \[4\]; accepted: \[3, 4\]"):
-        ak.layer_norm(torch.ones(3, 4), 4, residual=torch.ones(4))
