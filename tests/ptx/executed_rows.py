@@ -8,9 +8,7 @@ import amp_kernels as ak
 
 from ..gpu.test_rows import (  # noqa: F401
     test_a_graph_replays_the_call,
-    test_a_replayed_gradient_has_the_mask_of_its_forward,
     test_a_wait_is_noticed,
-    test_each_replay_draws_a_mask,
     test_no_call_waits,
 )
 from .preloaded import set_chip
