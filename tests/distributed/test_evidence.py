@@ -13,6 +13,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import amp_kernels as ak
 from amp_kernels._sharding.agreement import Agreement
+from amp_kernels._sharding.evidence import _checksum
 from amp_kernels._sharding.local import local
 from amp_kernels.optim._options import MASTERS
 
@@ -424,3 +425,12 @@ def test_the_key_of_a_group(ranks):
     for first, then in ranks.run(key_of_a_group):
         assert first == REFUSED
         assert then == pytest.approx([9, 9, 9, 9, 5])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_checksum_tells_places_apart(dtype):
+    """Experts that are each other's permutation are no copies."""
+    weight = torch.arange(1, 13).view(3, 4).to(dtype)
+    others = [weight.flip(0), weight.flip(1), weight[:, [1, 0, 2, 3]], weight[[0, 2, 1]], weight + (weight == 5)]
+    found = {_checksum(each.contiguous()).item() for each in (weight, *others)}
+    assert len(found) == 1 + len(others)

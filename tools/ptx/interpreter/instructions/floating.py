@@ -3,7 +3,7 @@ but where .ftz says that they become zeros of their sign."""
 
 import numpy as np
 
-from ..types import fma_f32, fma_f64, numpy_type
+from ..types import fma_f32, fma_f64, from_f16, numpy_type, to_f16
 from . import meaning
 
 
@@ -14,6 +14,21 @@ def add_sub_mul(block, instruction, pc, name, kind):
     x, y, write = block.source(a, kind), block.source(b, kind), block.writer(d, kind)
     function = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[name]
     return lambda mask: write(function(x, y), mask)
+
+
+# §9.7.4.1 add, §9.7.4.2 sub, §9.7.4.3 mul. fp32 has more than twice the bits, so that its rounding before the last one changes nothing
+@meaning(r"(?P<name>add|sub|mul)(\.rn)?\.(?P<kind>f16|f16x2)")
+def half_add_sub_mul(block, instruction, pc, name, kind):
+    d, a, b = instruction.operands
+    bits = "b16" if kind == "f16" else "b32"
+    x, y, write = block.source(a, bits), block.source(b, bits), block.writer(d, bits)
+    function = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[name]
+
+    def halves(shift):
+        one, other = (from_f16((np.asarray(v) >> shift).astype(np.uint16)) for v in (x, y))
+        return to_f16(function(one, other)).astype(numpy_type(bits)) << shift
+
+    return lambda mask: write(halves(0) | halves(16) if kind == "f16x2" else halves(0), mask)
 
 
 SMALLEST = np.float32(2.0**-126)
