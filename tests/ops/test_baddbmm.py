@@ -128,13 +128,13 @@ def test_out():
     ("change", "error", "message"),
     [
         ({1: torch.ones(2, 3)}, ValueError, r"baddbmm: batch1 has shape \[2, 3\]; accepted: \[B, M, K\]"),
-        ({2: torch.ones(2, 4, 4).half()}, ValueError, r"b \[2, 4, 4\]; accepted: \[B, M, K\] and \[B, K, N\]"),
-        ({2: torch.ones(3, 3, 4).half()}, ValueError, r"b \[3, 3, 4\]"),
+        ({2: torch.ones(2, 4, 4).half()}, ValueError, r"batch2 \[2, 4, 4\]; accepted: \[B, M, K\] and \[B, K, N\]"),
+        ({2: torch.ones(3, 3, 4).half()}, ValueError, r"batch2 \[3, 3, 4\]"),
         ({0: torch.ones(3, 4).half()}, ValueError, r"input has shape \[3, 4\]; accepted: .* \[2, 2, 4\]"),
         ({0: torch.ones(5, 2, 2, 4).half()}, ValueError, r"input has shape \[5, 2, 2, 4\]"),
         ({0: torch.ones(4).double()}, TypeError, "input has dtype float64; accepted: float16, float32"),
-        ({2: torch.ones(2, 3, 4)}, TypeError, "a is float16, b is float32"),
-        ({0: torch.ones(4, device="meta").half()}, ValueError, "a is on cpu, but input is on meta"),
+        ({2: torch.ones(2, 3, 4)}, TypeError, "batch1 is float16, batch2 is float32"),
+        ({0: torch.ones(4, device="meta").half()}, ValueError, "batch1 is on cpu, but input is on meta"),
     ],
 )
 def test_bad_input(change, error, message):
