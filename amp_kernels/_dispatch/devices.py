@@ -64,6 +64,6 @@ def largest_flag(flags: Iterable[Tensor | None], device: torch.device) -> Tensor
     moved = []
     for flag in flags:
         if flag is not None:
-            flag = flag if flag.device == device else at(flag, device)
+            flag = at(flag, device)
             moved.append(flag if flag.dim() == 0 else flag.reshape(()))
     return None if not moved else moved[0] if len(moved) == 1 else torch.stack(moved).amax()

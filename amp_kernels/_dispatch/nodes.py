@@ -1,5 +1,5 @@
 """The module ``_nodes`` (csrc/autograd): ``linear``, ``matmul``, norms, cross-entropy and ``cast_`` in C++ for plain calls,
- autograd nodes included, and the loops of a cached step over its parameters.
+autograd nodes included, and the loops of a cached step over its parameters.
 
 The module is compiled against torch's C++ interface, which changes between versions, so only the torch that it was built
 for loads it. Without it the Python functions, its specification, serve every call.

@@ -84,7 +84,7 @@ def gemm_kernel(
     b_tile = _elements(b, strides_b, batch, ks, columns)
     # At least one step, of zeros if K is 0: with a path around the loop, ptxas would wait after every wgmma (test_one_wait_a_step).
     for k in range(0, tl.maximum(K, 1), BLOCK_K):
-        # What lies outside is zero in both operands: zero times a NaN from beyond K would be NaN.
+        # Elements outside are zero in both operands: zero times a NaN from beyond K would be NaN.
         a_part = tl.load(a_tile, mask=(rows < M)[:, None] & (ks < K - k)[None, :], other=0.0)
         b_part = tl.load(b_tile, mask=(ks < K - k)[:, None] & (columns < N)[None, :], other=0.0)
         acc = tl.dot(a_part, b_part, acc)

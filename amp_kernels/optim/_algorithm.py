@@ -104,7 +104,4 @@ class Algorithm:
     def prepared(self, updates: list[Update], agreement: Agreement, groups: list[dict[str, Any]]) -> list[UpdateCall]:
         """The calls that take the step, device after device; everything that may fail has been done. ``groups`` are all of the
         optimizer's."""
-        calls = []
-        for launch, arguments in updates:
-            calls.append(UpdateCall(self.op, arguments, None if launch.table is None else launch.table.tensor))
-        return calls
+        return [UpdateCall(self.op, update.arguments, update.table) for update in updates]

@@ -100,16 +100,14 @@ class StepPlan:
         if request.check or max_norm is not None or self._staged:
             self._agreement.check(self._name)
         self._needs_norm = max_norm is not None if request.check or max_norm is not None else None
-        is_norm_known = self._needs_norm is None or self._settle()
+        is_norm_known = self._settle()
         answer = measure(request, launches, self._agreement, self._params, norm=max_norm is not None)
         if not is_norm_known:
             answer.sum_sq = None
-        updates = []
-        for launch in launches:
-            updates.append(self._update(launch, groups, packed, request, answer, max_norm))
+        updates = [self._update(launch, groups, packed, request, answer, max_norm) for launch in launches]
         calls: list[UpdateCall] = []
         for member in self._members:
-            own = updates if len(self._members) == 1 else [u for u in updates if u.launch.batch.op is member.op]
+            own = [update for update in updates if update.launch.batch.op is member.op]
             # The first call may lack memory: not one after others whose memory has been used before.
             calls = member.prepared(own, self._agreement, groups) + calls
         take_together(calls)
@@ -126,8 +124,9 @@ class StepPlan:
         return answer
 
     def _settle(self) -> bool:
-        """Exchange evidence about the squares of the last step's norm; ``False``: some are left out."""
-        return self._agreement is None or self._agreement.settle(self._name if self._needs_norm else None)
+        """Exchange evidence about the squares of the last step's norm, if it has one; ``False``: some are left out."""
+        name = self._name if self._needs_norm else None
+        return self._needs_norm is None or self._agreement is None or self._agreement.settle(name)
 
     def _update(
         self,
@@ -274,8 +273,7 @@ class StepPlan:
             torch.autograd.graph.increment_version([p for p in batch.params if not p.is_inference()])
             batch.shadows.stamp()
             batch.written.stamp()
-        if self._needs_norm is not None:
-            self._settle()
+        self._settle()
 
 
 def _address(param: Tensor) -> int:

@@ -71,7 +71,7 @@ def group_operands(sums=False, dtype=torch.bfloat16):
 
 @pytest.fixture
 def in_one_call(monkeypatch):
-    """What torch._grouped_mm was called with; what it does not promise to write is NaN."""
+    """The calls of torch._grouped_mm; rows that it does not promise to write are NaN."""
     calls, multiply = [], torch._grouped_mm
 
     def counted(a, b, offs):

@@ -15,7 +15,7 @@ from bench.prediction.tile_times import EPILOGUES, NEWER, Choice, tile_name
 _host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
 
 TILES = _host.gemm_candidates()["sm90"]
-# What plan_gemm is told of a chip; "dram", the rate of a copy in MB/s: measured on the H200, 0.88 of the data sheet's elsewhere.
+# Facts about a chip for plan_gemm; "dram", the rate of a copy in MB/s: measured on the H200, 0.88 of the data sheet's elsewhere.
 H200 = {"sm_count": 132, "capability": 90, "dram": 4.25e6}
 CHIPS = {
     "H200": H200,
