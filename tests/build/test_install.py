@@ -342,7 +342,8 @@ def test_an_old_setuptools_is_named_in_one_line(tmp_path):
     (tmp_path / "setuptools" / "command").mkdir(parents=True)
     (tmp_path / "setuptools" / "__init__.py").write_text('__version__ = "65.5.0"\nExtension = setup = None\n')
     (tmp_path / "setuptools" / "command" / "__init__.py").touch()
-    (tmp_path / "setuptools" / "command" / "build_ext.py").write_text("build_ext = object\n")
+    for command in ("build_ext", "build_py"):
+        (tmp_path / "setuptools" / "command" / f"{command}.py").write_text(f"{command} = object\n")
     result = run(sys.executable, "setup.py", "egg_info", check=False, PYTHONPATH=str(tmp_path))
     assert result.returncode == 1
     assert result.stderr.strip().count("\n") == 0
