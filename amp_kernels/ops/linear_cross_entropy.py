@@ -1,15 +1,12 @@
-"""``linear_cross_entropy``: the last layer of a classifier or language model and its loss, without the logits of all rows.
-
-The rows are taken in chunks: a chunk's logits are computed, their loss and gradient take their place
-(``cross_entropy_rows_``), and the gradients of input, weight and bias are formed from them, so that three GEMMs and one
-chunk of logits are all there is. The weight's gradient is summed over chunks in fp32 (by ``gemm_accumulate_``, inside the
-GEMM), so its error does not grow with their number, and rounded once.
+"""``linear_cross_entropy``: the last layer of a classifier or language model and its loss, without the logits of all rows: a chunk's
+loss and gradient take the place of its logits (``_head.py``, ``cross_entropy_rows_``).
 
 As in ``cross_entropy`` gradients are made in the forward and multiplied in backward by the gradient of the loss. In fp16,
 whose range ends where gradients of the logits of a mean begin, the forward makes those of the sum, at most 1 in magnitude
 (33 with a z-loss), 2^10 times as large; what a mean divides by and the loss scale come to the gradients of input and
 weight, which are fp32 until then. If that would not do, for ``reduction="none"`` and for fp16 without such a bound,
-backward computes the logits once more: a fourth GEMM, and nothing kept but the inputs.
+backward computes the logits once more: a fourth GEMM, and nothing kept but the inputs. In fp16 it chooses the factor by the gradient
+that comes in.
 
 float64, targets that require a gradient, and torch.func transforms take torch's own operations.
 """
@@ -23,63 +20,21 @@ from torch import Tensor
 
 from .. import _functional as F
 from .._checks.lists import FLOATS, HALF_DTYPES, check_count
-from .._checks.operands import check_bias, check_same_device, check_tensors, readable_bias
+from .._checks.operands import check_bias, check_same_device, check_tensors
 from .._dispatch import autocast
 from .._dispatch.batch_invariant import k_blocks
 from .._dispatch.library import Sample, define
 from .._dispatch.samples import Normal
 from .._raw import cross_entropy_rows
-from .._raw.column_sums import column_sums
-from .._raw.gemm import gemm_accumulate_op
-from .._raw.unit_sums import UNIT
 from .._sharding.dtensor import refuse_dtensors
 from . import _loss, _main_grad
 from ._autograd import needs_gradient, under_transform
+from ._head import Gradients, Head, default_chunk, finished, fp16_scale
 from ._linear import gradient_dtype
-from ._products import check_blocks, gemm, gemm_options, working_dtype
+from ._products import check_blocks, working_dtype
 from ._shadows import fresh_shadow, with_shadow
 from ._tensors import cast, flat, reshaped
 from .linear import check_shadow
-
-
-class _Head:
-    """The layer on rows of the working dtype, 16 bits or fp32, by chunks."""
-
-    def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None, chunk: int, batch_invariant: int):
-        self.x, self.weight, self.chunk, self.batch_invariant = x, weight, chunk, batch_invariant
-        self.half = x.dtype in HALF_DTYPES
-        self.bias = readable_bias(bias, x.dtype) if self.half else bias
-
-    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Rows, and their logits."""
-        for begin in range(0, self.x.shape[0], self.chunk):
-            rows = slice(begin, begin + self.chunk)
-            if self.half:
-                options = gemm_options(self.x, batch_invariant=self.batch_invariant)
-                yield rows, gemm(self.x[rows], self.weight.t(), self.bias, **options)[0]
-            else:
-                yield rows, F.linear(self.x[rows], self.weight, self.bias)
-
-    def input_gradient(self, dz: Tensor, dtype: torch.dtype) -> Tensor:
-        if not self.half:
-            return dz @ self.weight
-        return gemm(dz, self.weight, **gemm_options(dz, dtype, batch_invariant=self.batch_invariant))[0]
-
-    def add_weight_gradient(self, total: Tensor, dz: Tensor, rows: slice) -> None:
-        """``total``, fp32, is written by the first chunk and added to by the others."""
-        beta = float(rows.start != 0)
-        if self.half:
-            gemm_accumulate_op(total, dz.t(), self.x[rows], beta=beta)
-        else:
-            F.addmm(total, dz.t(), self.x[rows], beta=beta, out=total)
-
-
-def default_chunk(rows: int, dtype: torch.dtype, device_type: str) -> int:
-    """Rows of a chunk. Tensor Cores take twice the memory for it: there the fp32 gradient of the weight, which each chunk
-    reads and writes, is what chunks cost."""
-    least, chunks = (2048, 4) if dtype in HALF_DTYPES and device_type != "cpu" else (1024, 8)
-    return max(least, -(-rows // chunks))
-
 
 FP16_SCALE = 2.0**10  # of gradients of at most 1: 33 times as much, which a z-loss may make of them, is in range
 MOST_Z_LOSS = 2.0**-12
@@ -101,7 +56,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx, x, weight, bias, target, class_weight, shadow, reduction, options, dtype, chunk, batch_invariant):
         _main_grad.refuse_data_parallel(weight)
         w = cast(weight, dtype) if shadow is None else shadow
-        head = _Head(cast(x, dtype), w, bias, chunk, batch_invariant)
+        head = Head(cast(x, dtype), w, bias, chunk, batch_invariant)
         divisor = _loss.denominator(target, class_weight, reduction, options)
         loss = x.new_empty(x.shape[0], dtype=torch.float32)
         # The factor of a gradient that the forward made would come after its sum over the rows.
@@ -111,87 +66,65 @@ class _LinearCrossEntropy(torch.autograd.Function):
             _main_grad.prepare(bias)
         ctx.options = options
         ctx.dtypes = x.dtype, gradient_dtype(weight), None if bias is None else gradient_dtype(bias)
-        if ctx.scale == 1.0:
-            factor = _loss.row_factors(x.shape[0], divisor, None, x.device)
-            ctx.save_for_backward(*_gradients(ctx, head, target, class_weight, factor, loss, x.dtype), None)
-        elif ctx.scale is not None:
-            factor = torch.full((), ctx.scale, dtype=torch.float32, device=x.device).expand(x.shape[0])
-            ctx.save_for_backward(*_gradients(ctx, head, target, class_weight, factor, loss, torch.float32), divisor)
-        else:
-            for rows, logits in head.chunks():
-                cross_entropy_rows.op(logits, target[rows], class_weight, None, loss[rows], None, **options._asdict())
-                del logits
+        if ctx.scale is None:
+            _losses(head, target, class_weight, loss, options)
             ctx.save_for_backward(head.x, w, bias, target, class_weight, divisor)
+        else:
+            if ctx.scale == 1.0:
+                factor, x_dtype = _loss.row_factors(x.shape[0], divisor, None, x.device), x.dtype
+            else:
+                factor = torch.full((), ctx.scale, dtype=torch.float32, device=x.device).expand(x.shape[0])
+                x_dtype = torch.float32
+            ctx.save_for_backward(
+                *_gradients(ctx, head, target, class_weight, factor, loss, x_dtype),
+                None if ctx.scale == 1.0 else divisor,
+            )
         return _loss.reduced(loss, reduction, divisor)
 
     @staticmethod
     def backward(ctx, grad_loss):
         _loss.once("linear_cross_entropy")
-        x_dtype, weight_dtype, bias_dtype = ctx.dtypes
         if ctx.scale is not None:
-            dx, dw, db, divisor = ctx.saved_tensors
+            *gradients, divisor = ctx.saved_tensors
             factor = grad_loss.float()
             if ctx.scale != 1.0:
                 factor = factor / ctx.scale
             if divisor is not None:  # 0 where no row counts, whose gradients are 0
                 factor = factor / divisor.clamp(min=1.0)
-            rest = None if dw is None else _main_grad.add(ctx, 1, dw, factor)
-            own = None if rest is not None else dw
-            dx, dw, db = _loss.scaled(factor, (dx, x_dtype), (own, weight_dtype), (db, bias_dtype))
-            dw = dw if rest is None else rest
-        else:
-            x, w, bias, target, class_weight, divisor = ctx.saved_tensors
-            factor = _loss.row_factors(x.shape[0], divisor, grad_loss, x.device)
-            head = _Head(x, w, bias, ctx.chunk, ctx.batch_invariant)
-            loss = torch.empty_like(factor)
-            if ctx.batch_invariant:
-                dx, dw, db = _chained_gradients(ctx, head, target, class_weight, factor, loss)
-                return dx, dw, db, *(None,) * 8
-            dx, dw, db = _gradients(ctx, head, target, class_weight, factor, loss, x_dtype)
-            if dw is not None:
-                rest = _main_grad.add(ctx, 1, dw, dw.new_ones(()))
-                dw = cast(dw, weight_dtype) if rest is None else rest
-            db = None if db is None else cast(db, bias_dtype)
-        return dx, dw, db, *(None,) * 8
+            return *finished(ctx, gradients, factor), *(None,) * 8
+        x, w, bias, target, class_weight, divisor = ctx.saved_tensors
+        factor = _loss.row_factors(x.shape[0], divisor, grad_loss, x.device)
+        head = Head(x, w, bias, ctx.chunk, ctx.batch_invariant)
+        x_dtype, unscale = ctx.dtypes[0], factor.new_ones(())
+        if x.dtype == torch.float16 and not ctx.batch_invariant and x.shape[0]:
+            ignored = _ignored(target, ctx.options)
+            size = (factor if ignored is None else factor.masked_fill(ignored, 0)).abs()
+            size = size * (1 + 64 * ctx.options.z_loss)  # |p (1 + 2 z lse) - y| at most, for |lse| <= 32
+            size = size if class_weight is None else size * class_weight.abs().amax()
+            scale, unscale = fp16_scale(size)
+            factor, x_dtype = factor * scale, torch.float32
+        gradients = _gradients(ctx, head, target, class_weight, factor, torch.empty_like(factor), x_dtype)
+        return *(gradients if ctx.batch_invariant else finished(ctx, gradients, unscale)), *(None,) * 8
 
 
-def _gradients(ctx, head: _Head, target, class_weight, factor, loss, x_dtype) -> tuple[Tensor | None, ...]:
-    """Writes ``loss``; the gradients of input (``x_dtype``), weight and bias (fp32), those that are needed."""
-    needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-    dx = torch.empty(head.x.shape, dtype=x_dtype, device=head.x.device) if needs_x else None
-    make = torch.empty_like if head.x.shape[0] else torch.zeros_like
-    dw = make(head.weight, dtype=torch.float32, memory_format=torch.contiguous_format) if needs_weight else None
-    db = torch.zeros(head.weight.shape[0], dtype=torch.float32, device=head.x.device) if needs_bias else None
+def _ignored(target: Tensor, options: _loss.Options) -> Tensor | None:
+    return None if target.is_floating_point() else target == options.ignore_index
+
+
+def _losses(head: Head, target, class_weight, loss, options) -> None:
     for rows, logits in head.chunks():
-        dz = logits  # the gradient takes their place
-        cross_entropy_rows.op(logits, target[rows], class_weight, factor[rows], loss[rows], dz, **ctx.options._asdict())
-        if needs_x:
-            dx[rows] = head.input_gradient(dz, dx.dtype)
-        if needs_weight:
-            head.add_weight_gradient(dw, dz, rows)
-        if needs_bias:
-            db += column_sums(dz)
-        del logits, dz  # before the next chunk's logits are made
-    return dx, dw, db
+        cross_entropy_rows.op(logits, target[rows], class_weight, None, loss[rows], None, **options._asdict())
+        del logits
 
 
-def _chained_gradients(ctx, head: _Head, target, class_weight, factor, loss) -> tuple[Tensor | None, ...]:
-    """The same with sums over the rows whose order no split changes, and which continue from a ``main_grad``."""
-    needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-    x_dtype, weight_dtype, bias_dtype = ctx.dtypes
-    dx = torch.empty(head.x.shape, dtype=x_dtype, device=head.x.device) if needs_x else None
-    dw = _main_grad.Total(ctx, 1, head.weight.shape, head.x.device) if needs_weight else None
-    db = _main_grad.Total(ctx, 2, head.weight.shape[:1], head.x.device) if needs_bias else None
-    for rows, dz in head.chunks():
-        cross_entropy_rows.op(dz, target[rows], class_weight, factor[rows], loss[rows], dz, **ctx.options._asdict())
-        if dx is not None:
-            dx[rows] = head.input_gradient(dz, dx.dtype)
-        if dw is not None:
-            dw.add_product(dz, head.x[rows])
-        if db is not None:
-            db.add_rows(dz)
-        del dz  # before the next chunk's logits are made
-    return dx, dw and dw.gradient(weight_dtype), db and db.gradient(bias_dtype)
+def _gradients(ctx, head: Head, target, class_weight, factor, loss, x_dtype) -> Gradients:
+    """Writes ``loss``; the gradients of each row's loss times ``factor``."""
+
+    def make(rows, logits, dz):
+        options = ctx.options._asdict()
+        cross_entropy_rows.op(logits, target[rows], class_weight, factor[rows], loss[rows], dz, **options)
+
+    return head.gradients(ctx, _ignored(target, ctx.options), x_dtype, make)
 
 
 def _linear_cross_entropy(
@@ -230,9 +163,7 @@ def _linear_cross_entropy(
             blocks = batch_invariant if dtype in HALF_DTYPES else 0
             classes = {"classes": linear_weight.shape[0]} if needs_gradient(x) else {}
             check_blocks(op, blocks, in_features=x.shape[1], **classes)
-            chunk = default_chunk(x.shape[0], dtype, x.device.type) if chunk_size is None else chunk_size
-            if blocks and chunk_size is None:
-                chunk = -(-chunk // UNIT) * UNIT
+            chunk = default_chunk(x.shape[0], dtype, x.device.type, blocks) if chunk_size is None else chunk_size
             inputs = (x, linear_weight, linear_bias)
             if needs_gradient(*inputs):
                 arguments = *inputs, y, weight, shadow, reduction, options, dtype, chunk, blocks
@@ -240,9 +171,7 @@ def _linear_cross_entropy(
             else:
                 w = cast(linear_weight, dtype) if shadow is None else shadow
                 each = x.new_empty(x.shape[0], dtype=torch.float32)
-                for rows, logits in _Head(cast(x, dtype), w, linear_bias, chunk, blocks).chunks():
-                    cross_entropy_rows.op(logits, y[rows], weight, None, each[rows], None, **options._asdict())
-                    del logits
+                _losses(Head(cast(x, dtype), w, linear_bias, chunk, blocks), y, weight, each, options)
                 loss = _loss.reduced(each, reduction, _loss.denominator(y, weight, reduction, options))
     return (reshaped(loss, input.shape[:-1]) if reduction == "none" else loss).to(out_dtype)
 

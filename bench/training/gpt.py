@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import amp_kernels as ak
-from amp_kernels.ops.linear_cross_entropy import default_chunk
+from amp_kernels.ops._head import default_chunk
 
 VOCABULARY = 256
 

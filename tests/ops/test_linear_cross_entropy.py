@@ -1,5 +1,6 @@
 """linear_cross_entropy against torch's two operations in float64: options, chunks, dtypes, memory, main_grad."""
 
+import contextlib
 import math
 
 import pytest
@@ -7,8 +8,10 @@ import torch
 import torch.nn.functional as F
 
 import amp_kernels as ak
+from amp_kernels.ops import _head
 from amp_kernels.ops import linear_cross_entropy as module
-from amp_kernels.ops.linear_cross_entropy import default_chunk, linear_cross_entropy
+from amp_kernels.ops._head import default_chunk
+from amp_kernels.ops.linear_cross_entropy import linear_cross_entropy
 from amp_kernels.testing.bounds import UNIT_ROUNDOFF
 
 HALF = [torch.float16, torch.bfloat16]
@@ -144,6 +147,29 @@ def test_the_largest_gradients_in_fp16_are_in_range():
         assert_close(got, want, torch.float16)
 
 
+@pytest.mark.parametrize("upstream", [2.0**-26, 2.0**-20, 1.0, 2.0**18, 2.0**100, math.inf])
+@pytest.mark.parametrize(
+    "options", [{"reduction": "none"}, {"z_loss": 0.5}, {"weight": 20 * torch.ones(37)}], ids="".join
+)
+def test_gradients_of_any_size_in_fp16(upstream, options):
+    """Those of the logits were 12 % off at 2^-20 and NaN at 2^18. What is infinite stays so: a loss scaler has to see it."""
+    x, weight, target, bias = (t.detach().float().requires_grad_() if t.is_floating_point() else t for t in problem())
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = linear_cross_entropy(x, weight, target, linear_bias=bias, chunk_size=9, **options)
+    grad = torch.full_like(loss, upstream)
+    if loss.ndim:
+        grad[0] = math.inf  # of an ignored row: it counts for nothing
+    grads = torch.autograd.grad(loss, (x, weight, bias), grad)
+    if upstream == math.inf:
+        assert not any(grad.isfinite().all() for grad in grads[1:])
+        return
+    options = {"class_weight" if key == "weight" else key: value for key, value in options.items()}
+    rounded = (t.detach().half().double() for t in (x, weight))
+    _, want = reference(*rounded, target, bias, **options)
+    for got, expected in zip(grads, want, strict=True):
+        assert_close(got.double() / upstream, expected, torch.float16, factor=4)
+
+
 def test_no_row_counts_in_fp16():
     x, weight, target, bias = problem(dtype=torch.float16)
     loss = linear_cross_entropy(x, weight, torch.full_like(target, -100), linear_bias=bias)
@@ -168,8 +194,8 @@ def test_products(dtype, options, products, monkeypatch):
     x, weight, target, _ = problem(dtype=dtype, bias=False)
     counted = []
     for name in ("gemm", "gemm_accumulate_op"):
-        op = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *args, op=op, **kwargs: (counted.append(op), op(*args, **kwargs))[1])
+        op = getattr(_head, name)
+        monkeypatch.setattr(_head, name, lambda *args, op=op, **kwargs: (counted.append(op), op(*args, **kwargs))[1])
     loss = linear_cross_entropy(x, weight, target, chunk_size=12, **options).sum()
     forward = len(counted)
     loss.backward()
@@ -224,14 +250,26 @@ def test_backward_twice(reduction):
         assert all(torch.equal(a, b) for a, b in zip(again, first, strict=True))
 
 
-def test_ignored_and_empty_rows():
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_ignored_rows_may_hold_anything(dtype, reduction):
+    """0 times NaN reached the gradient of the weight."""
+    grads = []
+    for held in (0.0, math.nan, math.inf):
+        x, weight, target, bias = problem(dtype=dtype)
+        with torch.no_grad():
+            x[target == -100] = held
+        with ak.batch_invariant() if held == math.inf else contextlib.nullcontext():
+            loss = linear_cross_entropy(x, weight, target, linear_bias=bias, chunk_size=3, reduction=reduction).sum()
+        grads.append(torch.autograd.grad(loss, (x, weight, bias)))
+        assert not grads[-1][0][target == -100].any()
+    for plain, nan, chained in zip(*grads, strict=True):
+        assert torch.equal(plain, nan)
+        assert_close(chained, plain, dtype)
+
+
+def test_empty_rows():
     x, weight, target, _ = problem(bias=False)
-    with torch.no_grad():
-        x[target == -100] = math.nan
-    loss = linear_cross_entropy(x, weight, target, chunk_size=3)
-    loss.backward()
-    assert loss.isfinite()
-    assert not x.grad[target == -100].any()
     for reduction in ("mean", "sum"):
         empty = x[:0].detach().requires_grad_()
         loss = linear_cross_entropy(empty, weight, target[:0], reduction=reduction)
