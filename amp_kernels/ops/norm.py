@@ -125,11 +125,11 @@ def _backward(dimensions, x, weight, mean, rstd, grad, grad_sum, needs, branch_d
         parameters=2 if needs_bias else 1 if needs_weight else 0,
         branch_dtype=branch_dtype,
     )
-    shape = None if weight is None else weight.shape
+    shape = x.shape[-dimensions:]
     return (
         grad_x.view(x.shape),
         sums[0].view(shape) if needs_weight else None,
-        sums[1].view(sums.shape[1] if shape is None else shape) if needs_bias else None,
+        sums[1].view(shape) if needs_bias else None,
         None if branch_dtype is None else of_branch.view(x.shape),
     )
 

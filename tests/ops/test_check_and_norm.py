@@ -101,6 +101,7 @@ def test_same_bits_for_any_number_of_threads():
         for n in (1, 2, 3, 7):
             torch.set_num_threads(n)
             assert run([grad]) == (2.0**24 + 2, 0.0), n
+            assert run_each([grad, grad], per_tensor=True) == ([2.0**24 + 2] * 2, [0.0] * 2), n
     finally:
         torch.set_num_threads(threads)
 
@@ -178,16 +179,3 @@ def test_each_tensor_has_its_own_results_whatever_the_others_hold():
             assert (norms[i], 0.0) == run([grad], 8.0), "the bits of the tensor alone"
             assert largest[i] == (grad.double().abs().max() / 8 if grad.numel() else 0.0)
     assert (math.isnan(norms[4]), norms[7]) == (True, math.inf)
-
-
-@pytest.mark.parametrize("options", [{"norm_type": math.inf}, {"per_tensor": True}])
-def test_same_bits_for_any_number_of_threads_with_options(options):
-    grads = [normal(n, seed=n) for n in (100_003, 70_000, 5)]
-    threads, seen = torch.get_num_threads(), []
-    try:
-        for n in (1, 2, 5):
-            torch.set_num_threads(n)
-            seen.append(run_each(grads, **options))
-    finally:
-        torch.set_num_threads(threads)
-    assert seen[0] == seen[1] == seen[2]

@@ -112,19 +112,6 @@ def test_a_derivative_brings_the_sums_of_its_rows(generator, monkeypatch):
         ).sum().backward()
 
 
-def test_a_compiled_backward_has_the_bits_of_eager(generator):
-    x = matrix(600, 8, generator, BF16)
-    weight = torch.randn(40, 8, generator=generator).bfloat16().requires_grad_()
-    bias = torch.randn(40, generator=generator).requires_grad_()
-
-    def call(bias):
-        return ak.linear(x, weight, bias, activation="silu")
-
-    grad = torch.randn(600, 40, generator=generator).bfloat16()
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    assert torch.equal(*(torch.autograd.grad(f(bias), bias, grad)[0] for f in (call, compiled)))
-
-
 WITHOUT_LIBRARIES = """
 import torch
 

@@ -139,14 +139,3 @@ def test_a_row_does_not_depend_on_its_neighbours(device, generator, dtype, k, n)
     batched = gemm(batches, b.expand(13, k, n), out_dtype=torch.float32, batch_invariant=True)
     assert torch.equal(batched.view(130, n), whole)
     assert torch.equal(gemm(embed(a, pad=3, offset=1)[0], b, out_dtype=torch.float32, batch_invariant=True), whole)
-
-
-def test_nor_on_the_number_of_threads(device, generator, threads):
-    a = operand(9, 300, dtype=torch.bfloat16, generator=generator, device=device)
-    b = operand(300, 500, dtype=torch.bfloat16, generator=generator, device=device)
-    results = []
-    for count in (1, 2, 3):
-        threads(count)
-        results.append(gemm(a, b, out_dtype=torch.float32, batch_invariant=True))
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from amp_kernels.ops.matmul import matmul
-from amp_kernels.testing.bounds import assert_frobenius, assert_within, reference_and_bound
+from amp_kernels.testing.bounds import assert_within, reference_and_bound
 from amp_kernels.testing.generators import HALF_DTYPES, OUT_DTYPES, normal
 
 from .tensors import leaves
@@ -89,13 +89,6 @@ def test_the_gradient_of_a_broadcast_operand_is_summed_in_fp32():
     b = torch.full((4096, 1, 1), 1 + 2.0**-7, dtype=torch.bfloat16)
     matmul(a, b).sum().backward()
     assert a.grad.item() == 4096 + 32
-
-
-def test_an_fp32_operand_gets_a_gradient_that_was_never_16_bit():
-    a = torch.tensor([[1.0, 2.0**-10]], requires_grad=True)
-    with torch.autocast("cpu", torch.bfloat16):
-        matmul(a.t(), a).sum().backward()
-    assert a.grad.flatten().tolist() == [2 + 2.0**-9, 2 + 2.0**-9]
 
 
 def test_only_the_gradients_that_are_needed(op_calls):
@@ -211,9 +204,3 @@ X = torch.ones(2, 2)
 def test_bad_input(a, b, kwargs, error, message):
     with pytest.raises(error, match=message):
         matmul(a, b, **kwargs)
-
-
-def test_long_sums_stay_within_the_frobenius_gate():
-    a, b = normal(2, 32, 4096, dtype=torch.bfloat16), normal(4096, 32, dtype=torch.bfloat16, seed=1)
-    reference, _ = reference_and_bound(a, b, out_dtype=torch.bfloat16)
-    assert_frobenius(matmul(a, b), reference, 4096)

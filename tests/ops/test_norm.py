@@ -103,16 +103,6 @@ def test_backward_is_exact_where_it_can_be(backend):
         assert torch.equal(sums, torch.stack([(grad * x).sum(0), grad.sum(0)]))
 
 
-def test_forward_is_exact_where_it_can_be(backend):
-    x = torch.tensor([1.0, -1.0, 1.0, -1.0]).repeat(3, 6)
-    weight, bias = torch.arange(24.0), torch.arange(24.0) - 7
-    for centred in (True, False):
-        y, _, mean, rstd = norm_forward(x, weight, bias, eps=0.0, centred=centred, out_dtype=torch.float32)
-        assert torch.equal(y, x * weight + bias)
-        assert torch.equal(rstd, torch.ones(3))
-        assert not mean.any()
-
-
 # ---- what other libraries got wrong
 
 
@@ -217,14 +207,14 @@ def test_the_same_bits_again_and_for_any_number_of_threads(kind):
 
 
 @pytest.mark.parametrize("with_residual", [False, True])
-@pytest.mark.parametrize("shape", [(6,), (4, 6)])
-def test_gradients_are_torchs(backend, kind, shape, with_residual):
+@pytest.mark.parametrize(("shape", "weighted"), [((6,), True), ((4, 6), True), ((4, 6), False)])
+def test_gradients_are_torchs(backend, kind, shape, weighted, with_residual):
     tensors = [normal(2, 3, 4, 6, seed=1), normal(*shape, seed=2), normal(*shape, seed=3), normal(2, 3, 4, 6, seed=4)]
     grads = [normal(2, 3, 4, 6, seed=5), normal(2, 3, 4, 6, seed=6)]
 
     def run(ours):
         x, weight, bias, residual = (t.to(torch.float32 if ours else torch.float64).requires_grad_() for t in tensors)
-        bias = bias if kind == "layer_norm" else None
+        weight, bias = weight if weighted else None, bias if kind == "layer_norm" else None
         wanted = [t for t in (x, weight, bias, residual if with_residual else None) if t is not None]
         if ours:
             out = call(kind, x, shape, weight, bias, eps=1e-5, **({"residual": residual} if with_residual else {}))
@@ -431,3 +421,27 @@ def test_eps_none_is_that_of_the_computation():
     for dtype in DTYPES:
         torch.testing.assert_close(ak.rms_norm(x.to(dtype), 4), F.rms_norm(x, (4,)).to(dtype))
     assert torch.equal(ak.rms_norm(x.double(), 4), F.rms_norm(x.double(), (4,)))
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "arguments"),
+    [
+        (ValueError, r"normalized_shape is \[5\] and x has shape \[3, 4\]", (torch.ones(3, 4), 5)),
+        (ValueError, r"normalized_shape is \[\]", (torch.ones(3, 4), [])),
+        (ValueError, r"weight has shape \[5\]; accepted: \[4\]", (torch.ones(3, 4), 4, torch.ones(5))),
+        (TypeError, "weight has dtype float64", (torch.ones(3, 4), 4, torch.ones(4).double())),
+        (TypeError, "x has dtype int64", (torch.ones(3, 4).long(), 4)),
+    ],
+)
+@pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
+def test_errors_name_the_argument(kind, error, message, arguments):
+    with pytest.raises(error, match=f"{kind}: {message}"):
+        getattr(ak, kind)(*arguments)
+
+
+def test_a_residual_of_another_shape_is_no_broadcast():
+    with pytest.raises(ValueError, match=r"layer_norm: residual has shape \[4\]; accepted: \[3, 4\]"):
+        ak.layer_norm(torch.ones(3, 4), 4, residual=torch.ones(4))

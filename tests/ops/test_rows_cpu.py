@@ -7,6 +7,7 @@ import torch.nn.functional as F
 import amp_kernels as ak
 from amp_kernels._dispatch import cpu_isa, load
 from amp_kernels._raw.column_sums import column_sums
+from amp_kernels.testing.bits import assert_same_bits
 
 pytestmark = pytest.mark.skipif("cpu" in load.absent(), reason="no CPU kernels")
 
@@ -23,13 +24,6 @@ FUNCTIONS = {
     ),
 }
 ROWS = 70  # more than a block of the shortest ones
-
-
-def assert_same_bits(a, b):
-    nan = a.isnan()
-    assert torch.equal(nan, b.isnan())
-    bits = torch.int32 if a.dtype == torch.float32 else torch.int16
-    assert torch.equal(a[~nan].view(bits), b[~nan].view(bits))
 
 
 def results(name, x, weight, bias, target):

@@ -1,5 +1,5 @@
 """The update ops on the CPU, each rule by its row of the table: against float64, the reference and the formula (bit for bit),
-and what a step must leave alone. Properties of one of them alone are tested in test_<name>.py."""
+and what a step must leave alone."""
 
 import math
 
@@ -115,6 +115,46 @@ def test_same_bits_for_any_number_of_threads(rule):
         torch.set_num_threads(threads)
     for other in results[1:]:
         assert_same(results[0], other)
+
+
+# ---- of one rule alone (LAMB's trust ratio: test_lamb.py)
+
+
+@pytest.mark.parametrize("op", [None, REGISTRY["adamw_"].reference], ids=["cpu", "reference"])
+def test_the_maximum_keeps_a_nan(op):
+    """torch.maximum: NaN if either is; a maximum that drops it would hide a broken moment for good."""
+    update = Update("adamw_", [Kind(F32)], shapes=((4,),))
+    update.moments[2][0][16:20] = torch.tensor([math.nan, 0.0, 1e30, 1e-30])
+    update.grads[0][1] = math.nan
+    update.step(op)
+    assert update.moment(2, 0).isnan().tolist() == [True, True, False, False]
+    assert update.moment(2, 0)[2] == 1e30
+    assert update.weight(0).isnan().tolist() == [True, True, False, False]
+
+
+def test_amsgrad_of_one_block_only():
+    kinds = [Kind(F32), Kind(F32)]
+    plain, ams = Update("adamw_", kinds, optional=False), Update("adamw_", kinds)
+    ams.moments[2][0] = ams.moments[2][0][:0]
+    plain.step()
+    ams.step()
+    for i in range(len(plain.params)):
+        same = torch.equal(plain.weight(i), ams.weight(i))
+        assert same == (plain.place(i)[2] == 0) or plain.params[i].numel() < 2
+
+
+def test_first_step_overflows():
+    """torch's fused SGD allocates the buffer uninitialised, skips, and takes its content for history from then on."""
+    update = Update("sgd_", [Kind(F32)], shapes=((100,),), first=True)
+    update.moments[0][0].fill_(torch.nan)  # what uninitialised memory may hold
+    start = update.params[0].clone()
+    update.step(found_inf=1.0)
+    assert torch.equal(update.params[0], start)
+    assert update.count(0) == 0
+    update.step(found_inf=0.0, weight_decay=0.0)
+    assert update.count(0) == 1
+    assert torch.equal(update.moment(0, 0), update.grads[0])
+    torch.testing.assert_close(update.params[0], start - 1e-2 * update.grads[0])
 
 
 # ---- what a step leaves alone

@@ -21,6 +21,8 @@ from pathlib import Path
 
 import torch
 
+from amp_kernels.testing.poison import embed
+
 HALVES = torch.float16, torch.bfloat16
 FLOATS = *HALVES, torch.float32
 BAD = math.nan, math.inf, -math.inf
@@ -44,8 +46,13 @@ class Draw(random.Random):
         return (scale * torch.randn(shape, generator=self.generator)).to(dtype)
 
     def placed(self, t: torch.Tensor) -> torch.Tensor:
-        """These values somewhere else in memory, or at times the first row alone, with stride 0."""
-        kind = self.choice(["row", "row", "column", "step", "offset", "channels_last", "expanded"])
+        """These values somewhere else in memory, at times with NaN around them, or the first row alone, with stride 0."""
+        kind = self.choice(
+            ["row", "row", "column", "step", "offset", "channels_last", "expanded", "embedded", "embedded"]
+        )
+        if kind == "embedded" and t.ndim > 1 and t.is_floating_point():
+            options = {"offset": self.randrange(9), "pad": self.randrange(9), "step": self.choice([1, 1, 2])}
+            return embed(t, transposed=self.flag(), **options)[0]
         if kind == "column" and t.ndim > 1:
             order = self.sample(range(t.ndim), t.ndim)
             return t.permute(order).contiguous().permute(sorted(range(t.ndim), key=order.__getitem__))

@@ -5,6 +5,7 @@ that are not finite stand where torch has them. Arguments that do not fit are re
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import re
@@ -12,13 +13,16 @@ from collections.abc import Callable
 
 import torch
 
+import amp_kernels as ak
 from amp_kernels.testing.bits import assert_same_bits
 from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within
+from amp_kernels.testing.poison import poisoned_allocations
 
 from .drawn_ops import OPS, Inputs, Op
 from .fuzz import BAD, FLOATS, HALVES, Draw, main
 
 REFUSALS = ValueError, TypeError, RuntimeError, IndexError
+OF_ROWS = "layer_norm", "rms_norm", "cross_entropy", "embedding", "rotary", "gelu", "silu", "swiglu"
 
 
 def results(
@@ -61,7 +65,8 @@ def assert_near(what: str, ours: torch.Tensor, stock: torch.Tensor, exact: torch
     worst = int((error - bound).argmax())
     at = f"{what}: element {worst} is {wide[worst]:.9g}, float64 {right[worst]:.9g}, torch {torchs[worst]:.9g}"
     assert (error <= bound).all(), at
-    assert error.norm() <= 3 * slack.norm() + u * right.norm() + floor * error.numel() ** 0.5, f"as a whole, {at}"
+    few = 1 + error.numel() ** -0.5  # of few elements nothing cancels
+    assert error.norm() <= 3 * slack.norm() + few * u * right.norm() + floor * error.numel() ** 0.5, f"as a whole, {at}"
 
 
 def spoiled(d: Inputs, t: torch.Tensor) -> object:
@@ -110,8 +115,13 @@ def case(draw: Draw) -> None:
         drawn.extend(d.placed(d.normal(*y.shape, dtype=y.dtype)) for y in outputs[len(drawn) :])
         return [g.to(y) for g, y in zip(drawn, outputs, strict=True)]
 
+    on_emulator = (
+        name in OF_ROWS and d.flag(0.3) and not any(isinstance(t, torch.Tensor) and t.is_meta for t in given.values())
+    )
+    d.note("on the emulator" * on_emulator)
     try:
-        ours = results(op.ours, given, options, needed, grads, compute)
+        with ak.backend("emulate") if on_emulator else contextlib.nullcontext(), poisoned_allocations():
+            ours = results(op.ours, given, options, needed, grads, compute)
     except REFUSALS as refusal:
         names = {*given, *options, *inspect.signature(op.ours).parameters}
         if not spoil:

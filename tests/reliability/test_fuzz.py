@@ -8,7 +8,7 @@ import pytest
 from . import fuzz, fuzz_histories, fuzz_interrupts, fuzz_ops, fuzz_raw
 
 #: Seeds of a run.
-CASES = {fuzz_ops: 400, fuzz_raw: 1000, fuzz_histories: 60, fuzz_interrupts: 32}
+CASES = {fuzz_ops: 800, fuzz_raw: 1600, fuzz_histories: 60, fuzz_interrupts: 32}
 PARTS = 4
 EACH = pytest.mark.parametrize("fuzzer", CASES, ids=lambda fuzzer: fuzzer.__name__.rpartition(".")[2])
 
