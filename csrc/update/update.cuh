@@ -136,12 +136,14 @@ enum class WeightKind : uint8_t {
 };
 inline constexpr int kWeightKinds = 11;
 
+AK_HD bool is_stochastic(WeightKind kind) { return kind >= WeightKind::kSplit24Fp16; }
+
 /// Kind and addresses of a weight.
 struct WeightPlace {
   WeightKind kind;
   void *main, *second;
 
-  bool stochastic() const { return kind >= WeightKind::kSplit24Fp16; }
+  bool stochastic() const { return is_stochastic(kind); }
 };
 
 inline WeightPlace weight_place(const Param& p) {
@@ -349,39 +351,34 @@ struct SplitWeight24 : SplitWeight<bf16, int8_t> {
   }
 };
 
-/// Calls `f` with the weight class of `kind`; without `kStochastic` there is no code for those kinds.
+/// Calls `f` with the class of a weight that is rounded to nearest.
+template <class F>
+AK_DEVICE void with_nearest_weight(WeightKind kind, F f) {
+  if (kind == WeightKind::kFp32) return f(PlainWeight<float>{});
+  if (kind == WeightKind::kFp32CopyFp16) return f(CopiedWeight<fp16>{});
+  if (kind == WeightKind::kFp32CopyBf16) return f(CopiedWeight<bf16>{});
+  if (kind == WeightKind::kFp16) return f(PlainWeight<fp16>{});
+  if (kind == WeightKind::kBf16) return f(PlainWeight<bf16>{});
+  if (kind == WeightKind::kSplitFp16) return f(SplitWeight<fp16>{});
+  if (kind == WeightKind::kSplitBf16) return f(SplitWeight<bf16>{});
+}
+
+/// Calls `f` with the class of a weight that is rounded stochastically.
+template <class F>
+AK_DEVICE void with_stochastic_weight(WeightKind kind, F f) {
+  if (kind == WeightKind::kSplit24Bf16) return f(SplitWeight24{});
+  if (kind == WeightKind::kSplit24Fp16) return f(SplitWeight<fp16, int8_t>{});
+  if (kind == WeightKind::kStochasticFp16) return f(StochasticWeight<fp16>{});
+  if (kind == WeightKind::kStochasticBf16) return f(StochasticWeight<bf16>{});
+}
+
+/// Calls `f` with the weight class of `kind`; without `kStochastic` there is no code for stochastic rounding.
 template <bool kStochastic, class F>
 AK_DEVICE void with_weight(WeightKind kind, F f) {
   if constexpr (kStochastic) {
-    if (kind == WeightKind::kSplit24Bf16) return f(SplitWeight24{});  // first: it has the fewest bytes to wait for
+    if (is_stochastic(kind)) return with_stochastic_weight(kind, f);
   }
-  switch (kind) {
-    case WeightKind::kFp32:
-      return f(PlainWeight<float>{});
-    case WeightKind::kFp32CopyFp16:
-      return f(CopiedWeight<fp16>{});
-    case WeightKind::kFp32CopyBf16:
-      return f(CopiedWeight<bf16>{});
-    case WeightKind::kFp16:
-      return f(PlainWeight<fp16>{});
-    case WeightKind::kBf16:
-      return f(PlainWeight<bf16>{});
-    case WeightKind::kSplitFp16:
-      return f(SplitWeight<fp16>{});
-    case WeightKind::kSplitBf16:
-      return f(SplitWeight<bf16>{});
-    case WeightKind::kSplit24Fp16:
-      if constexpr (kStochastic) f(SplitWeight<fp16, int8_t>{});
-      return;
-    case WeightKind::kSplit24Bf16:
-      return;
-    case WeightKind::kStochasticFp16:
-      if constexpr (kStochastic) f(StochasticWeight<fp16>{});
-      return;
-    case WeightKind::kStochasticBf16:
-      if constexpr (kStochastic) f(StochasticWeight<bf16>{});
-      return;
-  }
+  with_nearest_weight(kind, f);
 }
 
 /// Calls `f` with a weight class that reads weights of `kind`; copies and rounding do not matter here.
