@@ -11,11 +11,11 @@
 // - Up to 16,384 (long ring): 16 warps share a row, whose slot is refilled as soon as the row is in registers. Weight
 //   and bias come from L2 for every row.
 // - Beyond (resident): the row stays in its slot of shared memory through the passes; the sum replaces the residual.
-//   Two rows of 32,768 16-bit columns (64 KB each) share an SM, each with 16 warps, so one is prefetched while the other
-//   is in work; without a residual the last pass issues the copies of the next row after its own reads. In fp32 two rows
-//   of up to 29,000 columns fit.
-// - One row fits (wide ring): up to 32,768 columns its 128 KB move to the registers of 16 warps, 64 columns a thread, so
-//   that the next 128 KB are in flight through all passes. For longer rows reads pause during the first two passes.
+//   Two rows of 32,768 16-bit columns (64 KB each) share an SM, each with 16 warps, so one is prefetched while the
+//   other is in work; without a residual the last pass issues the copies of the next row after its own reads. In fp32
+//   two rows of up to 29,000 columns fit.
+// - One row fits (wide ring): up to 32,768 columns its 128 KB move to the registers of 16 warps, 64 columns a thread,
+//   so that the next 128 KB are in flight through all passes. For longer rows reads pause during the first two passes.
 // - The last kernel takes unaligned rows, longer rows, rows that do not fit a chip's shared memory, and long rows whose
 //   weight and bias have different types: a block takes a row, 16 columns a thread. Beyond 8,192 columns it walks the
 //   row in pieces, which the second and third pass read again from L2, with nothing in flight while the block reduces:
