@@ -2,10 +2,9 @@
 // of the whole list or of each tensor.
 //
 // Work: 16-bit gradients cost 2 bytes and a handful of instructions an element, so memory bandwidth is the only limit.
-// Plan: a persistent grid of two blocks an SM walks over the whole list. A thread has eight loads of 16 bytes in
-// flight, its whole share of a span of 16-bit elements: at most 64 KB an SM. By Little's law an H200 needs some 40 KB
-// (36 bytes a nanosecond and SM, a microsecond away). Four blocks an SM were slow: an H200 read 0.5 GB of fp32
-// gradients at 3.0 TB/s, 71 % of a copy's rate; two are not timed. A thread keeps two numbers: the sum of squares, and
+// Plan: a persistent grid of the three blocks that an SM holds walks over the whole list. A thread has eight loads of
+// 16 bytes in flight, its whole share of a span of 16-bit elements: at most 96 KB an SM. By Little's law an H200 needs
+// some 40 KB (36 bytes a nanosecond and SM, a microsecond away). A thread keeps two numbers: the sum of squares, and
 // the peak (gradients/grad_norm.h), which is the largest magnitude and the check in one. Within a span it adds squares
 // in the gradient's precision (at least fp32), across spans in double, so that the error of the sum is that of a few
 // additions, however long the list. Each block leaves a partial result in its slot; the block that finishes last
@@ -38,8 +37,8 @@ namespace ak {
 namespace {
 
 constexpr int kNormThreads = 256;
-constexpr int kNormBlocksPerSm = 2;
-constexpr int kNormLoads = 8;  // of 16 bytes, in flight a thread
+constexpr int kNormBlocksPerSm = 3;  // as many as an SM holds
+constexpr int kNormLoads = 8;        // of 16 bytes, in flight a thread
 
 AK_DEVICE double widen(double x) { return x; }
 template <class T>

@@ -2,7 +2,7 @@
 // infinite or NaN.
 //
 // Work: 2 bytes (16-bit) or 4 (fp32) an element, read once, a few integer instructions for its bin, and one increment
-// of a counter in shared memory. Plan: a persistent grid of four blocks an SM walks over the whole list in 16-byte
+// of a counter in shared memory. Plan: a persistent grid of five blocks an SM walks over the whole list in 16-byte
 // accesses. A block meets its elements of a tensor one right after the other: it counts them in shared memory, and then
 // adds its counters to the tensor's. Counts are integers, so the order of the atomics does not show in the result.
 //
@@ -25,7 +25,7 @@ namespace ak {
 namespace {
 
 constexpr int kHistogramThreads = 256;
-constexpr int kHistogramBlocksPerSm = 4;
+constexpr int kHistogramBlocksPerSm = 5;  // as many as an SM holds
 
 AK_DEVICE float narrowed(double x) { return static_cast<float>(x); }
 template <class T>

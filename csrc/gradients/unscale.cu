@@ -2,7 +2,7 @@
 // NaN.
 //
 // Work: 4 bytes (16-bit) to 16 bytes (fp64) an element, read once and written once, and a multiplication, so memory
-// bandwidth is the limit. Plan: a persistent grid of four blocks an SM walks over the whole list in
+// bandwidth is the limit. Plan: a persistent grid of five blocks an SM walks over the whole list in
 // 16-byte accesses, four of them in flight a thread; each thread tracks whether all its results are finite and reports
 // at its end. Traps: the stored value is tested, since a product that fits fp32 may still overflow fp16. The flag is
 // shared with other checks, so it is set and never cleared; many threads may set it, each to the same 1.
@@ -23,7 +23,7 @@ namespace ak {
 namespace {
 
 constexpr int kUnscaleThreads = 256;
-constexpr int kUnscaleBlocksPerSm = 4;
+constexpr int kUnscaleBlocksPerSm = 5;  // as many as an SM holds
 
 template <class T>
 AK_DEVICE T unscaled(T grad, float inv_scale) {

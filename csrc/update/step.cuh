@@ -16,7 +16,7 @@
 // `Rule` is that of update/rule.h with its tuning, Tuned<Rule> in update/rules/X.cu:
 //   kCommonMoments                  number of moments in the kernel without extras
 //   kMovesMoments                   false: update_kernel finds the moments up to date and does not read the gradient
-//   kBlocksPerSm, kExtrasBlocksPerSm   of update_kernel: blocks at most
+//   kBlocksPerSm, kExtrasBlocksPerSm   of update_kernel: as many as an SM holds
 //   kTensors, kExtrasTensors, kPrepareTensors   of a launch of update_kernel and of update_prepare_kernel
 //   kBlocksPerSm8, kTensors8        of update8_kernel
 // and, for a rule with a stage, stage_bytes(params) and stage(StageCall), which runs before update_kernel.
@@ -204,29 +204,6 @@ bool has_extras(const Param& p) {
   return moments || p.ema != nullptr || weight_place(p).stochastic();
 }
 
-/// Bytes read for an element, without extras.
-template <class Rule>
-int64_t bytes_read(const Param& p) {
-  int64_t bytes = p.master_kind == Master::kNone ? bytes_of(p.param_dtype) : 4;
-  if (Rule::kMovesMoments) bytes += bytes_of(p.grad_dtype);
-  for (int m = 0; m < Rule::kCommonMoments; m++) bytes += p.moments[m] == nullptr ? 0 : bytes_of(p.moment_dtypes[m]);
-  return bytes;
-}
-
-/// Blocks that share an SM, in the kernel without extras. The fastest measured have 56 KB in flight, eight elements of
-/// 14 bytes in two blocks of 256 threads: more blocks compete for open DRAM pages. At 10 bytes three blocks have as
-/// much.
-template <class Rule>
-int blocks_per_sm(std::span<const Param> params) {
-  int64_t elements = 0, bytes = 0;
-  for (const Param& p : params) {
-    if (p.in_8_bits()) continue;
-    elements += p.numel;
-    bytes += p.numel * bytes_read<Rule>(p);
-  }
-  return bytes <= 12 * elements ? Rule::kBlocksPerSm : std::min(Rule::kBlocksPerSm, 2);
-}
-
 /// Updates every parameter by its row.
 template <class Rule, bool kExtras, int kThreads, int kTensors>
 Status update_params(int resident_blocks, std::span<const Param> params, const StepDecisions& decisions, uint64_t seed,
@@ -256,8 +233,8 @@ Status update_params_as_tuned(std::span<const Param> params, const StepDecisions
     return update_params<Rule, true, kUpdateThreads, Rule::kExtrasTensors>(device_sm_count() * Rule::kExtrasBlocksPerSm,
                                                                            params, decisions, seed, rows, stream);
   }
-  return update_params<Rule, false, kUpdateThreads, Rule::kTensors>(device_sm_count() * blocks_per_sm<Rule>(params),
-                                                                    params, decisions, seed, rows, stream);
+  return update_params<Rule, false, kUpdateThreads, Rule::kTensors>(device_sm_count() * Rule::kBlocksPerSm, params,
+                                                                    decisions, seed, rows, stream);
 }
 
 }  // namespace detail

@@ -2,9 +2,9 @@
 //
 // Work: 18 bytes (split master, bf16 moments, 16-bit gradient) to 30 bytes (fp32 weight, shadow, fp32 moments and
 // gradient) an element and some forty instructions, two of them divisions: bandwidth-bound. Two blocks of 256 threads
-// an SM keep eight elements of every operand in 128 registers a thread. An H200 reached 93 to 96 % of a copy's
-// bandwidth with them. Three blocks leave 80 registers, in which ptxas serializes the loads: 73 % with fp32 moments, 91
-// % with bf16 moments.
+// an SM keep eight elements of every operand in 128 registers a thread, which is what an SM holds. An H200 reached 93
+// to 96 % of a copy's bandwidth with them on 2026-11-22, and 73 to 75 % with fp32 moments on 2026-11-26, when three
+// blocks were resident and two were launched. The cause is not known: docs/gpu.md.
 #include "update/rules/adamw.h"
 
 #include "update/step.cuh"

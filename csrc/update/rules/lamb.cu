@@ -30,7 +30,7 @@ namespace ak {
 template <>
 struct Tuned<Lamb> : Untuned<Lamb> {
   static constexpr bool kMovesMoments = false;
-  static constexpr int kBlocksPerSm = 3, kExtrasBlocksPerSm = 2, kBlocksPerSm8 = 2;
+  static constexpr int kBlocksPerSm = 3, kExtrasBlocksPerSm = 2, kBlocksPerSm8 = 3;
   static constexpr int kPrepareTensors = 320;
   static constexpr int kTensors = 528, kExtrasTensors = 464, kTensors8 = 376;
 
