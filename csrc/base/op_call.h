@@ -91,11 +91,8 @@ class OpCall {
   uint32_t* counters(size_t count) {
     if (kOnCpu) return nullptr;
     if (uint32_t* of_stream = target_.counters(count)) return of_stream;
-    counters_took_memset_ = true;
     return static_cast<uint32_t*>(scratch(count * 4, count * 4));
   }
-  // True if the counters needed a memset: during graph capture, or for more counters than a stream has.
-  bool counters_took_memset() const { return counters_took_memset_; }
   // Enqueues a memset of the first `bytes` of a tensor. Skipped for 0 bytes: an empty tensor's null pointer is not
   // valid.
   void zero(const Tensor& t, size_t bytes) {
@@ -139,7 +136,6 @@ class OpCall {
   const char* op_;
   Target target_;
   std::vector<Tensor> scratch_;
-  bool counters_took_memset_ = false;
 };
 
 }  // namespace ak

@@ -14,6 +14,13 @@ struct DeviceFacts {
   bool geforce;                            ///< its name begins with "NVIDIA GeForce"
 };
 
+/// True if this thread enqueued a memset after its last kernel. In a graph a programmatic dependency can begin at a
+/// kernel only, so the kernel after a memset is launched without one.
+inline bool& follows_memset() {
+  thread_local bool follows = false;
+  return follows;
+}
+
 namespace detail {
 
 /// Process-wide cache, by device.

@@ -15,7 +15,8 @@ struct LaunchConfig {
   std::size_t shared_bytes = 0;   ///< dynamic shared memory; above 48 KB the kernel must have no shared<T, N>()
   int cluster = 1;                ///< blocks per cluster; above 1 only if device_runs_sm90_code()
   bool overlap_previous = false;  ///< may start before the previous kernel ends, and must call
-                                  ///< wait_for_previous_kernel(); ignored unless device_runs_sm90_code()
+                                  ///< wait_for_previous_kernel(); ignored unless device_runs_sm90_code(), directly
+                                  ///< after a memset of this thread (follows_memset()), and with AMP_KERNELS_PDL=0
   Stream stream = nullptr;
 };
 
@@ -24,8 +25,10 @@ struct LaunchConfig {
 #ifdef AK_EMULATE
 #include "emulator/launch.h"
 #else
+#include <cstdlib>
 #include <map>
 #include <set>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -83,6 +86,15 @@ static inline bool device_runs_sm90_code() {
 
 namespace detail {
 
+/// False with AMP_KERNELS_PDL=0 in the environment of the process.
+inline bool kernels_may_overlap() {
+  static const bool may = [] {
+    const char* value = std::getenv("AMP_KERNELS_PDL");
+    return value == nullptr || std::string_view(value) != "0";
+  }();
+  return may;
+}
+
 /// A launch as the runtime describes it. Not copied, since `runtime` points to `attributes`.
 struct RuntimeConfig {
   cudaLaunchAttribute attributes[2] = {};
@@ -134,7 +146,10 @@ Status launch(void (*kernel)(Params...), const LaunchConfig& config, Args&&... a
     const cudaError_t error = detail::allow_shared_memory(reinterpret_cast<const void*>(kernel));
     if (error != cudaSuccess) return status_of(error);
   }
-  const detail::RuntimeConfig described(config, config.overlap_previous && device_runs_sm90_code());
+  const bool after_memset = std::exchange(follows_memset(), false);
+  const bool overlaps =
+      config.overlap_previous && !after_memset && detail::kernels_may_overlap() && device_runs_sm90_code();
+  const detail::RuntimeConfig described(config, overlaps);
   return status_of(cudaLaunchKernelEx(&described.runtime, kernel, std::forward<Args>(args)...));
 }
 

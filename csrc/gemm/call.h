@@ -97,7 +97,6 @@ Status grouped_gemm_cpu(const GroupedProblem& problem, Stream stream);
 struct GemmScratch {
   float* partials = nullptr;  ///< aligned to 16 bytes
   uint32_t* counters = nullptr;
-  bool memset = false;  ///< a memset precedes the launch directly, which then must not overlap it
 };
 struct GemmScratchSize {
   size_t partials = 0, counters = 0;  ///< elements

@@ -96,9 +96,7 @@ class GemmLaunch {
   // For the parts of a split product.
   GemmScratch scratch(const GemmScratchSize& size) {
     if (size.partials == 0) return {};
-    GemmScratch parts{static_cast<float*>(call_.scratch(size.partials * 4)), call_.counters(size.counters)};
-    parts.memset = call_.counters_took_memset();
-    return parts;
+    return {static_cast<float*>(call_.scratch(size.partials * 4)), call_.counters(size.counters)};
   }
 
   // False if gemm_sm90 has no tensor map of an operand; nothing was computed then.

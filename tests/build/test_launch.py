@@ -1,5 +1,6 @@
 """The host side of a launch, on stand-ins for the CUDA runtime and driver. Needs nvcc for CUDA's headers, no GPU."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -19,3 +20,6 @@ def test_arguments_of_a_launch(tmp_path):
     subprocess.run(["nvcc", *options, source, "-o", program], check=True, timeout=PATIENCE)
     run = subprocess.run([program], capture_output=True, text=True, timeout=PATIENCE)
     assert run.returncode == 0, run.stdout + run.stderr
+    no_overlap = [program, "no overlap"]
+    assert subprocess.run(no_overlap, timeout=PATIENCE, env={**os.environ, "AMP_KERNELS_PDL": "0"}).returncode == 0
+    assert subprocess.run(no_overlap, timeout=PATIENCE, env={**os.environ, "AMP_KERNELS_PDL": "1"}).returncode == 1

@@ -205,6 +205,22 @@ def test_a_split_product_in_a_graph_has_counters_of_its_own():
         assert c.cpu().eq(4096 * i).all()
 
 
+def test_a_kernel_does_not_overlap_the_memset_in_front_of_it():
+    """A programmatic dependency of a graph begins at a kernel."""
+    it, c, a, b = split_product()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for op in (
+            lambda: raw.gemm_accumulate_(c, a, b),
+            lambda: ak._raw.check_and_norm([a]),
+            lambda: ak._raw.exponent_histogram([a]),
+        ):
+            op()
+            assert not it.prepared[-1].may_overlap
+            ak._raw.unscale_([a], None, c[0, 0])
+            assert it.prepared[-1].may_overlap
+
+
 def test_a_streams_counters_are_not_of_torchs_allocator():
     """They stay for good; what warms up a graph's memory (torch.compile's graphs) has all that torch allocates given back to it."""
     it, c, a, b = split_product()

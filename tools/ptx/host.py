@@ -46,6 +46,7 @@ class Prepared:
     arguments: bytes
     orders_shared: bool = True  # whether accesses to shared memory must be ordered
     device: int = 0
+    may_overlap: bool = False  # the kernel before it
 
 
 class Machine:
@@ -127,7 +128,8 @@ class Machine:
             arguments[at : at + size] = ctypes.string_at(launch.arguments[i], size)
         return self.prepare(
             Prepared(kernel, tuple(launch.grid), tuple(launch.block), tuple(launch.cluster), launch.shared_bytes,
-                     launch.shared_limit, bytes(arguments), device=launch.device)
+                     launch.shared_limit, bytes(arguments), device=launch.device,
+                     may_overlap=bool(launch.overlap))
         )  # fmt: skip
 
     def prepare(self, launch: Prepared) -> int:

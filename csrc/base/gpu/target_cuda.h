@@ -52,6 +52,7 @@ class Target {
 
   void zero(void* data, size_t bytes) const {
     STD_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(stream_)));
+    follows_memset() = true;
   }
 
   // Counters of the stream, all 0 between its kernels. Null during capture, since a graph may run concurrently with

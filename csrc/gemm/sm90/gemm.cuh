@@ -375,7 +375,7 @@ Status launch_gemm(const GemmProblem& q, int splits, const GemmScratch& scratch,
                             .block = Tile::kThreads,
                             .shared_bytes = static_cast<std::size_t>(shared_bytes<kFloat, Tile>()),
                             .cluster = Tile::kCluster,
-                            .overlap_previous = !scratch.memset,
+                            .overlap_previous = true,
                             .stream = stream};
   return launch(gemm_sm90_kernel<T, kMajorA, kMajorB, kFloat, Tile>, config, map_a, map_b, map_c, map_z, map_aux, args);
 }
