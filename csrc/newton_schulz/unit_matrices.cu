@@ -2,10 +2,15 @@
 //
 // Work: every element is read twice and written once in 16 bits: 6 (16-bit) or 10 bytes (fp32) an element. The second
 // read begins at the end of the stack, which is still in L2. One fma of float64 an element, which is half an fp32 one
-// on sm_80 and sm_90, and one multiplication. Plan: a warp per row, adjacent lanes on adjacent columns; the second
-// kernel takes kRowsPerBlock rows a block, since each block first adds the sums of all rows of its matrix, 8 bytes a
-// row. Trap: the order of the sums is that of newton_schulz/formula.h, whatever the batch.
+// on sm_80 and sm_90, and one multiplication. Plan: a warp per row, adjacent lanes on adjacent columns, 32 bytes
+// of each in flight, 32 KB an SM. The second kernel takes kRowsPerBlock rows a block, since each
+// block first adds the sums of all rows of its matrix, 8 bytes a row. Trap: the order of the sums is that of
+// newton_schulz/formula.h, whatever the batch.
+#include <bit>
+#include <type_traits>
+
 #include "base/element.cuh"
+#include "base/row.cuh"
 #include "device/block.cuh"
 #include "device/dependent_launch.cuh"
 #include "device/launch.cuh"
@@ -18,8 +23,25 @@ namespace {
 
 constexpr int kWarps = kUnitThreads / kWarpThreads, kRowsPerBlock = 4 * kWarps;
 
-AK_DEVICE float element_of(const UnitMatrices& call, int64_t row_begin, int column) {
-  return load_element(call.type, element(call.x, call.type, row_begin + column * call.column_stride));
+/// Calls f(column, x) with a lane's elements of a row in order, up to column `columns` at least: `left` of the row,
+/// then zeros. 32 bytes of them are on their way at a time, in a word each: halves that share one would wait for each
+/// other.
+template <class T, class F>
+AK_DEVICE void for_each_element(const UnitMatrices& call, int64_t row_begin, int left, int columns, F f) {
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>;
+  constexpr int kAhead = 32 / sizeof(T);
+  const Bits* from = static_cast<const Bits*>(call.x) + row_begin + lane_index() * call.column_stride;
+  const int64_t step = kWarpThreads * call.column_stride;
+  AK_NO_UNROLL
+  for (int first = lane_index(); first < columns; first += kAhead * kWarpThreads) {
+    uint32_t x[kAhead] = {};
+    AK_UNROLL
+    for (int i = 0; i < kAhead; i++, from += step) {
+      if (first + i * kWarpThreads < left) x[i] = load(from);
+    }
+    AK_UNROLL
+    for (int i = 0; i < kAhead; i++) f(first + i * kWarpThreads, to_float(std::bit_cast<T>(static_cast<Bits>(x[i]))));
+  }
 }
 
 AK_KERNEL(kUnitThreads, 4)
@@ -30,10 +52,9 @@ row_squares_kernel(AK_PARAM(UnitMatrices) call) {
   if (row >= static_cast<int64_t>(call.batch) * call.rows) return;
   const int64_t begin = row / call.rows * call.batch_stride + row % call.rows * call.row_stride;
   double sum = 0.0;
-  for (int column = lane_index(); column < call.columns; column += kWarpThreads) {
-    const double x = element_of(call, begin, column);
-    sum += x * x;
-  }
+  with_row_dtype(call.type, [&]<class T>(T) {
+    for_each_element<T>(call, begin, call.columns, call.columns, [&](int, double x) { sum += x * x; });
+  });
   sum = warp_sum(sum);
   if (lane_index() == 0) store(call.row_sums + row, sum);
 }
@@ -54,11 +75,11 @@ scale_rows_kernel(AK_PARAM(UnitMatrices) call) {
     if (row >= call.out_rows) return;
     const int64_t begin = batch * call.batch_stride + row * call.row_stride;
     uint16_t* const out = call.out + (batch * call.out_rows + row) * call.out_columns;
-    for (int column = lane_index(); column < call.out_columns; column += kWarpThreads) {
-      const bool inside = row < call.rows && column < call.columns;
-      const float x = inside ? unit_element(element_of(call, begin, column), factor) : 0.0f;
-      store(out + column, round_half(call.out_type, x));
-    }
+    with_row_dtype(call.type, [&]<class T>(T) {
+      for_each_element<T>(call, begin, row < call.rows ? call.columns : 0, call.out_columns, [&](int column, float x) {
+        if (column < call.out_columns) store(out + column, round_half(call.out_type, unit_element(x, factor)));
+      });
+    });
   }
 }
 
