@@ -5,7 +5,7 @@
 // of a column in order, from what `sums` holds. Trap: the order within a unit must not depend on the number of rows.
 #include "unit_sums/call.h"
 
-#include "base/element.cuh"
+#include "base/row.cuh"
 #include "device/block.cuh"
 #include "device/dependent_launch.cuh"
 #include "device/launch.cuh"
@@ -18,11 +18,36 @@ constexpr int kUnitThreads = 256;
 constexpr int kChainThreads = 32;
 constexpr int kUnitsInFlight = 16;
 
+/// A thread's column of a unit of rows of `rows`, from `begin` on: f(sum, loaded) adds row by row what load(row) has
+/// fetched, kInFlight rows at a time. Past the end the last row is fetched once more, and not added.
+template <int kInFlight, class Load, class Add>
+AK_DEVICE float sum_unit(int64_t begin, int rows, Load load, Add add) {
+  float sum = 0.0f;
+  AK_NO_UNROLL
+  for (int first = 0; first < rows; first += kInFlight) {
+    decltype(load(begin)) loaded[kInFlight];
+    AK_UNROLL
+    for (int i = 0; i < kInFlight; i++) loaded[i] = load(begin + (first + i < rows ? first + i : rows - 1));
+    AK_UNROLL
+    for (int i = 0; i < kInFlight; i++) {
+      if (first + i < rows) sum += add(loaded[i]);
+    }
+  }
+  return sum;
+}
+
+/// The operands of an element of the gradient of a norm's weight.
+template <class T, class X>
+struct NormElement {
+  T grad;
+  X x;
+  float mean, rstd;
+};
+
 /// kNorm: of a norm's weight.
 template <class T, bool kNorm>
-AK_KERNEL(kUnitThreads, 4)
+AK_KERNEL(kUnitThreads, kNorm ? 3 : 4)
 unit_sums_kernel(AK_PARAM(UnitSums) p, int tiles) {
-  constexpr int kInFlight = kNorm ? 8 : 16;  // rows
   wait_for_previous_kernel();
   allow_next_kernel();
   const int unit = block_index() / tiles;
@@ -30,26 +55,23 @@ unit_sums_kernel(AK_PARAM(UnitSums) p, int tiles) {
   if (column >= p.columns) return;
   const int64_t begin = unit * kUnitRows;
   const int rows = p.rows - begin < kUnitRows ? static_cast<int>(p.rows - begin) : static_cast<int>(kUnitRows);
-  const T* grad = static_cast<const T*>(p.grad) + begin * p.columns + column;
-  float sum = 0.0f;
-  AK_NO_UNROLL
-  for (int first = 0; first < rows; first += kInFlight) {
-    float value[kInFlight], x[kInFlight], mean[kInFlight], rstd[kInFlight];
-    AK_UNROLL
-    for (int i = 0; i < kInFlight; i++) {  // out of bounds, the last row is repeated and not added
-      const int64_t row = first + i < rows ? first + i : rows - 1;
-      value[i] = to_float(load<Cache::kStreaming>(grad + row * p.columns));
-      if (!kNorm) continue;
-      x[i] = load_element(p.x_type, element(p.x, p.x_type, (begin + row) * p.columns + column));
-      mean[i] = p.mean == nullptr ? 0.0f : load(p.mean + begin + row);
-      rstd[i] = load(p.rstd + begin + row);
-    }
-    AK_UNROLL
-    for (int i = 0; i < kInFlight; i++) {
-      if (first + i < rows) sum += kNorm ? value[i] * normalized(x[i], mean[i], rstd[i]) : value[i];
-    }
+  const T* grad = static_cast<const T*>(p.grad) + column;
+  const auto load_grad = [&](int64_t row) { return load<Cache::kStreaming>(grad + row * p.columns); };
+  const auto store_sum = [&](float sum) { store(p.units + static_cast<int64_t>(unit) * p.columns + column, sum); };
+  if constexpr (kNorm) {
+    with_row_dtype(p.x_type, [&]<class X>(X) {
+      const X* x = static_cast<const X*>(p.x) + column;
+      store_sum(sum_unit<8>(
+          begin, rows,
+          [&](int64_t row) {
+            return NormElement<T, X>{load_grad(row), load(x + row * p.columns),
+                                     p.mean == nullptr ? 0.0f : load(p.mean + row), load(p.rstd + row)};
+          },
+          [](const NormElement<T, X>& e) { return to_float(e.grad) * normalized(to_float(e.x), e.mean, e.rstd); }));
+    });
+  } else {
+    store_sum(sum_unit<16>(begin, rows, load_grad, [](T value) { return to_float(value); }));
   }
-  store(p.units + static_cast<int64_t>(unit) * p.columns + column, sum);
 }
 
 AK_KERNEL(kChainThreads, 8) unit_chain_kernel(AK_PARAM(UnitSums) p, int units) {
