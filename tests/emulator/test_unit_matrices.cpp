@@ -70,6 +70,7 @@ void check_all(Cases& cases) {
   check<float, bf16>(cases, "fp32 to bf16", {});
   check<bf16, bf16>(cases, "bf16", {.columns = 33});
   check<fp16, fp16>(cases, "fp16, padded", {.rows = 7, .columns = 13, .padding = 3});
+  check<bf16, bf16>(cases, "rows of two rounds", {.batch = 1, .rows = 2, .columns = 600, .padding = 8});
   check<float, fp16>(cases, "columns, padded", {.padding = 8, .transposed = true});
   check<bf16, fp16>(cases, "several blocks of rows", {.batch = 3, .rows = 71, .columns = 5});
   check<float, bf16>(cases, "more rows than threads", {.batch = 1, .rows = 300, .columns = 2});
