@@ -136,14 +136,14 @@ enum class WeightKind : uint8_t {
 };
 inline constexpr int kWeightKinds = 11;
 
-AK_HD bool is_stochastic(WeightKind kind) { return kind >= WeightKind::kSplit24Fp16; }
+AK_HD bool rounds_stochastically(WeightKind kind) { return kind >= WeightKind::kSplit24Fp16; }
 
 /// Kind and addresses of a weight.
 struct WeightPlace {
   WeightKind kind;
   void *main, *second;
 
-  bool stochastic() const { return is_stochastic(kind); }
+  bool stochastic() const { return rounds_stochastically(kind); }
 };
 
 inline WeightPlace weight_place(const Param& p) {
@@ -376,7 +376,7 @@ AK_DEVICE void with_stochastic_weight(WeightKind kind, F f) {
 template <bool kStochastic, class F>
 AK_DEVICE void with_weight(WeightKind kind, F f) {
   if constexpr (kStochastic) {
-    if (is_stochastic(kind)) return with_stochastic_weight(kind, f);
+    if (rounds_stochastically(kind)) return with_stochastic_weight(kind, f);
   }
   with_nearest_weight(kind, f);
 }

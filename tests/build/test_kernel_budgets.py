@@ -23,7 +23,7 @@ from tools.ptx.cuobjdump import cuobjdump
 from ..draw import drawn
 from . import listing
 from .bytes_in_flight import halves, rounds
-from .kernel_budgets import BUDGETS, Budget, table
+from .kernel_budgets import BUDGETS, FLOOR, Budget, table
 
 pytestmark = pytest.mark.nvcc
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ RESERVED_SHARED = 1024  # by the system, sm_90 and later; older chips report wha
 WIDE_KERNELS = [name for name, budget in BUDGETS.items() if budget.wide_loads]
 WIDE_LOAD = re.compile(r"LDG\.[\w.]*128")
 SAMPLED_ARCHS = ("9.0a", "8.0")  # every run needs these and lists the code of one; --exhaustive needs and lists all
-SASS_KERNELS = [name for name, budget in BUDGETS.items() if budget.wide_loads or budget.opcodes or budget.whole_sectors]
+SASS_KERNELS = [name for name, b in BUDGETS.items() if b.wide_loads or b.in_flight or b.opcodes or b.whole_sectors]
 
 
 @dataclass(frozen=True)
@@ -150,10 +150,14 @@ def sass(archs, binaries, functions, request) -> list[Code]:
     return [Code(kernel_of(symbol), arch, code) for symbol, arch, code in disassembled(binaries, wanted)]
 
 
+def held(threads: int, registers: int, arch: str = "sm_90a") -> int:
+    """Blocks for which a multiprocessor has registers and threads; it hands out registers by eight a thread."""
+    return min(65_536 // (-(-registers // 8) * 8 * threads), THREADS[arch] // threads)
+
+
 def crowded(budget: Budget, registers: int, arch: str = "sm_90a") -> bool:
-    """True if the blocks that share a multiprocessor need more registers than it has; it hands them out by eight a thread."""
-    blocks = min(budget.blocks, THREADS[arch] // budget.threads)
-    return -(-registers // 8) * 8 * budget.threads * blocks > 65_536
+    """True if the blocks that should share a multiprocessor need more registers than it has."""
+    return held(budget.threads, registers, arch) < min(budget.blocks, THREADS[arch] // budget.threads)
 
 
 def too_little_in_flight(budget: Budget, code: list[re.Match]) -> str:
@@ -203,9 +207,27 @@ def test_global_memory_is_read_16_bytes_at_a_time(sass, kernel):
     assert {code.arch for code in codes} == {code.arch for code in sass if code.kernel == "check_and_norm_kernel"}
     wide = Counter(code.arch for code in codes for opcode in code.opcodes if WIDE_LOAD.match(opcode))
     assert min(wide.values()) >= budget.wide_loads, wide
-    for code in codes:
-        if any(map(WIDE_LOAD.match, code.opcodes)):  # the others serve what is not aligned
-            assert not too_little_in_flight(budget, code.instructions), code.arch
+
+
+@pytest.mark.parametrize("kernel", [name for name, budget in BUDGETS.items() if budget.in_flight])
+def test_bytes_in_flight(sass, kernel):
+    """Of the instances with wide loads, where there are any: the others serve what is not aligned."""
+    codes = [code for code in sass if code.kernel == kernel]
+    wide = [code for code in codes if any(map(WIDE_LOAD.match, code.opcodes))]
+    for code in wide or codes:
+        assert not too_little_in_flight(BUDGETS[kernel], code.instructions), code.arch
+
+
+def test_bandwidth_has_bytes_in_flight(functions):
+    """On an SM of an H200."""
+    assert not [name for name, b in BUDGETS.items() if bool(b.in_flight) + b.ring + bool(b.bound) != 1]
+    too_few = {}
+    for f in functions:
+        budget = BUDGETS[f.kernel]
+        on_its_way = budget.in_flight * budget.threads * held(budget.threads, f.registers)
+        if f.arch == "sm_90a" and budget.in_flight and on_its_way < FLOOR:
+            too_few[f.symbol] = on_its_way
+    assert not too_few
 
 
 @pytest.mark.parametrize("kernel", [name for name, budget in BUDGETS.items() if budget.whole_sectors])
