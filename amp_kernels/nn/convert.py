@@ -32,6 +32,7 @@ from .cross_entropy import CrossEntropyLoss
 from .embedding import Embedding
 from .linear import Linear
 from .linear_cross_entropy import LinearCrossEntropyLoss
+from .mlp import MLP
 from .norm import LayerNorm, RMSNorm
 
 logger = logging.getLogger("amp_kernels")
@@ -58,6 +59,7 @@ def convert(
     fuse_residuals: bool = False,
     fuse_loss: bool = False,
     fuse_rotary: bool = False,
+    recompute_mlp: bool = False,
 ) -> Model:
     """Replace the Linear, LayerNorm, RMSNorm, Embedding, CrossEntropyLoss and LinearCrossEntropyLoss modules of ``model``, including
     itself, with those of :mod:`amp_kernels.nn`, in place; also their equivalents in Hugging Face's model files.
@@ -99,6 +101,10 @@ def convert(
     the process keep their bits. Results are rounded once, where the model's own operations round each product and sum. torch.compile
     fuses these operations by itself.
 
+    With ``recompute_mlp`` the pairs of linear layers that run as :func:`amp_kernels.mlp` save no activation, and so do modules of
+    :class:`amp_kernels.nn.MLP`: 2 bytes less for each token and hidden feature, made again in backward (``recompute`` there). Gated
+    blocks like Llama's have no such pair.
+
     ``fully_shard`` and ``replicate`` may be called before or after. Wrapped modules stay wrapped, also after :func:`revert`.
     They get hooks, so a layer that is wrapped alone runs unfused; wrap the block around it instead.
 
@@ -122,6 +128,7 @@ def convert(
         fuse_residuals: let norms make the additions in front of them.
         fuse_loss: let causal language models compute head and loss as one op in training.
         fuse_rotary: let attention turn queries and keys as one op.
+        recompute_mlp: let backward make the activations of feed-forward blocks again.
 
     Returns:
         ``model``.
@@ -153,6 +160,7 @@ def convert(
             "fuse_residuals": _fuse_residuals(modules, skipped, changes) if fuse_residuals else None,
             "fuse_loss": _fuse(modules, skipped, changes, head_loss) if fuse_loss else None,
             "fuse_rotary": _fuse(modules, skipped, changes, rotary) if fuse_rotary else None,
+            "recompute_mlp": _recompute(modules, skipped) if recompute_mlp else None,
         }
     changes.summarise()
     package = __name__.partition(".")[0] + "."
@@ -231,6 +239,21 @@ def _fuse(
     return count
 
 
+def _recompute(modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.Module]) -> int:
+    """The number of modules that save no activation from now on."""
+    count = 0
+    for _, module in modules:
+        if module in skipped:
+            continue
+        if isinstance(module, MLP):
+            module.recompute = True
+            count += 1
+        elif forward_of(own_class(module)) in (fused.sequential, fused.feed_forward):
+            vars(module)[fused.RECOMPUTE] = True
+            count += 1
+    return count
+
+
 def revert(model: Model) -> Model:
     """Undo :func:`convert`: give this package's modules in ``model`` their classes of torch or transformers back, in place.
 
@@ -267,7 +290,8 @@ def revert(model: Model) -> Model:
             logger.debug("revert: %s (%s) is left alone: it has %s", name or "the model", kind.__name__, more)
         else:
             residual.set_plan(module, None)
-            vars(module).pop(waiting.NAME, None)
+            for name in (waiting.NAME, fused.RECOMPUTE):
+                vars(module).pop(name, None)
             if forward_of(kind) is rotary.forward:
                 rotary.restore(original)
             module.__class__ = wrapped_as(module, original)

@@ -47,7 +47,11 @@ def _idle(module: torch.nn.Module) -> bool:
     return kind is torch.nn.Dropout and (module.p == 0 or not module.training) and is_untouched(module)
 
 
-def run(modules: Sequence[torch.nn.Module], x: Tensor) -> Tensor:
+#: In the namespace of a container: its calls of :func:`amp_kernels.mlp` save no activation.
+RECOMPUTE = "_amp_kernels_recompute"
+
+
+def run(modules: Sequence[torch.nn.Module], x: Tensor, recompute: bool = False) -> Tensor:
     """Apply ``modules`` to ``x`` in order."""
     modules = [module for module in modules if not _idle(module)]
     i = 0
@@ -59,14 +63,17 @@ def run(modules: Sequence[torch.nn.Module], x: Tensor) -> Tensor:
             i += 1
             continue
         second = operands(modules[i + 2]) if i + 2 < len(modules) else None
-        x = linear(x, *first, activation=name) if second is None else mlp(x, *first, *second, activation=name)
+        if second is None:
+            x = linear(x, *first, activation=name)
+        else:
+            x = mlp(x, *first, *second, activation=name, recompute=recompute)
         i += 2 if second is None else 3
     return x
 
 
 @shows("amp_kernels.mlp or amp_kernels.linear")
 def sequential(self, input: Tensor) -> Tensor:
-    return run(list(self._modules.values()), input)
+    return run(list(self._modules.values()), input, RECOMPUTE in vars(self))
 
 
 #: Feed-forward blocks of transformers: their modules' names in the order of execution.
@@ -104,7 +111,7 @@ def feed_forward(self, x: Tensor) -> Tensor:
     names = CHAINS.get(frozenset(modules))
     if names is None or None in modules.values() or _mixed(modules, x):
         return own_forward(self, x)
-    return run([modules[name] for name in names], x)
+    return run([modules[name] for name in names], x, RECOMPUTE in vars(self))
 
 
 @shows("amp_kernels.mlp or amp_kernels.linear")

@@ -26,6 +26,7 @@ class MLP(torch.nn.Module):
         bias: give both layers a bias.
         activation: ``None``, ``"relu"``, ``"gelu"`` (erf), ``"gelu_tanh"``, ``"silu"``, or ``"swiglu"``, the gated
             ``silu(gate) * up``, for which ``fc1`` has ``2 * hidden_features`` rows, gates first.
+        recompute: as in :func:`amp_kernels.mlp`.
         device, dtype: as in torch.nn.Linear.
 
     Shapes: ``[..., in_features]`` to ``[..., out_features]``.
@@ -50,12 +51,13 @@ class MLP(torch.nn.Module):
         activation: str | None = "gelu",
         device: Any = None,
         dtype: torch.dtype | None = None,
+        recompute: bool = False,
     ) -> None:
         name = check_activation("MLP", activation)
         super().__init__()
         rows = 2 * hidden_features if name in GATED else hidden_features
         out_features = in_features if out_features is None else out_features
-        self.activation = activation
+        self.activation, self.recompute = activation, recompute
         self.fc1 = Linear(in_features, rows, bias=bias, device=device, dtype=dtype, activation=activation)
         self.fc2 = Linear(hidden_features, out_features, bias=bias, device=device, dtype=dtype)
 
@@ -63,5 +65,6 @@ class MLP(torch.nn.Module):
         fc1, fc2 = self.fc1, self.fc2
         plain = all(type(fc) is Linear and is_untouched(fc) for fc in (fc1, fc2))
         if plain and fc1.activation == self.activation and fc2.activation is None:
-            return mlp(input, fc1.weight, fc1.bias, fc2.weight, fc2.bias, activation=self.activation)
+            options = {"activation": self.activation, "recompute": self.recompute}
+            return mlp(input, fc1.weight, fc1.bias, fc2.weight, fc2.bias, **options)
         return fc2(fc1(input))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.utils import parametrizations, prune
 
-from amp_kernels.nn import Linear, convert, fused, revert
+from amp_kernels.nn import MLP, Linear, convert, fused, revert
 
 nn = torch.nn
 ACTIVATIONS = [nn.ReLU(), nn.ReLU(inplace=True), nn.GELU(), nn.GELU(approximate="tanh"), nn.SiLU()]
@@ -212,6 +212,24 @@ def test_feed_forward_blocks(kind, called):
     ]
     torch.testing.assert_close(y.float(), block(x), rtol=0.05, atol=0.02)
     assert type(revert(ours)) is kind
+
+
+def test_recomputed_activations(called, caplog):
+    torch.manual_seed(0)
+    plain, x = nn.Sequential(Block(), nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 8), MLP(8, 12)), torch.randn(3, 8)
+    ours, other = convert(copy.deepcopy(plain)), convert(copy.deepcopy(plain), recompute_mlp=True)
+    hidden = []
+    for model in (ours, copy.deepcopy(other)):
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.shape) or t, lambda t: t):
+            model.result = run(model, x)
+        hidden.append(sizes.count((3, 12)))
+        model.result.sum().backward()
+    assert hidden == [6, 3]
+    assert torch.equal(ours.result, run(other, x))
+    assert fused.RECOMPUTE not in vars(revert(other)[0])
+    convert(nn.Sequential(Gated()), recompute_mlp=True)
+    assert "recompute_mlp=True changes nothing" in caplog.text
 
 
 def test_compiled():

@@ -43,7 +43,7 @@ assert_type(ak.linear(x, weight, split=[1, 2]), tuple[Tensor, ...])
 # Modules keep the type of the model.
 assert_type(ak.convert(model, skip=["0", nn.LayerNorm], report=True), nn.Sequential)
 assert_type(ak.revert(model), nn.Sequential)
-assert_type(ak.convert(model, fuse_rotary=True), nn.Sequential)
+assert_type(ak.convert(model, fuse_rotary=True, recompute_mlp=True), nn.Sequential)
 ak.nn.Linear(8, 3, activation="relu")
 ak.nn.MLP(8, 32, activation="swiglu")
 ak.convert(x)  # type: ignore[type-var]
