@@ -64,10 +64,9 @@ def run(modules: Sequence[torch.nn.Module], x: Tensor, recompute: bool = False) 
             continue
         second = operands(modules[i + 2]) if i + 2 < len(modules) else None
         if second is None:
-            x = linear(x, *first, activation=name)
+            x, i = linear(x, *first, activation=name), i + 2
         else:
-            x = mlp(x, *first, *second, activation=name, recompute=recompute)
-        i += 2 if second is None else 3
+            x, i = mlp(x, *first, *second, activation=name, recompute=recompute), i + 3
     return x
 
 

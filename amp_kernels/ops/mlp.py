@@ -27,12 +27,12 @@ from .._raw import activation_backward
 from .._raw.gemm import gemm_dact_op
 from .._sharding.dtensor import is_dtensor
 from . import _main_grad
-from .activation import _activation as activated
 from ._autograd import add_gradient, needs_gradient, under_transform
 from ._linear import bias_gradient, gradient_dtype, weight_gradient
 from ._products import check_blocks, differentiable_product, gemm, gemm_options, product, working_dtype
 from ._shadows import fresh_shadow
 from ._tensors import cast, flat, is_foreign, like
+from .activation import _activation as activated
 from .linear import check_shadow, linear
 
 
