@@ -2,6 +2,7 @@
 
 python -m bench.gpt2                                      # 124 M parameters, 32 x 1,024 tokens, bf16 and fp16, on CUDA
 python -m bench.gpt2 --model gpt2-1.5b --dtype bf16 --provider torch,amp_kernels --profile
+python -m bench.gpt2 --dtype fp32,tf32 --provider torch   # what mixed precision is compared with
 python -m bench.gpt2 --peers                              # also with the optimizers and kernels of other libraries
 python -m bench.gpt2 --device cpu --layers 1 --batch 1 --steps 1     # that it runs
 
@@ -55,6 +56,7 @@ def build(
     fused_loss: bool = True,
     fuse_residuals: bool = False,
     kernels: Callable[[GPT2], None] = lambda model: None,
+    tf32: bool = False,
     **of_trainer,
 ) -> Step:
     """The step of this trainer: its forward compiled, all of it as one CUDA graph, the model's additions in its norms by an edit or
@@ -71,7 +73,8 @@ def build(
     forward = torch.compile(trainer.model) if compiled else trainer.model
 
     def step(*data):
-        with torch.autocast(device.type, dtype=dtype):
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
             loss = forward(*data)
         trainer.update(loss)
         return loss.detach()
@@ -117,7 +120,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true", help="also list the kernels that take longest")
     parser.add_argument("--out", type=Path, help="folder that gets gpt2.jsonl")
     options = parser.parse_args(argv)
-    options.dtype = common.names(parser, "--dtype", options.dtype, ("bf16", "fp16"))
+    options.dtype = common.names(parser, "--dtype", options.dtype or "bf16,fp16", ("bf16", "fp16", "fp32", "tf32"))
     options.device = common.device(parser, options.device)
     options.providers = dict(PROVIDERS)
     if options.peers or options.provider:
@@ -173,6 +176,7 @@ def measure(options: argparse.Namespace, config: GPT2Config, dtype: str) -> list
         name = row["provider"]
         row["ms"] = statistics.median(times[name]) * 1e3
         row["ktok_per_s"] = tokens / row["ms"]
+        row |= environment.clocks(device)
         row["speedup"] = statistics.median(a / b for a, b in zip(times[first], times[name], strict=True))
         memory = f", peak {row['peak_gib']:.2f} GiB" if "peak_gib" in row else ""
         print(
@@ -195,7 +199,8 @@ def prepared(row: dict, provider: dict, config: GPT2Config, data: tuple, exact: 
     """
     device = data[0].device
     before = start_peak(device)
-    step = build(model=fresh(config, device), data=data, dtype=DTYPES[row["dtype"]], **provider)
+    tf32, dtype = row["dtype"] == "tf32", DTYPES.get(row["dtype"], torch.float32)
+    step = build(model=fresh(config, device), data=data, dtype=dtype, tf32=tf32, **provider)
     row["shadows"] = has_shadows(**provider)
     row["losses"] = [step().item() for _ in range(4)]
     row["error"] = abs(row["losses"][0] / exact - 1)

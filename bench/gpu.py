@@ -2,14 +2,15 @@
 
 python -m bench.gpu                                # all parts, in the order of what they tell in a minute
 python -m bench.gpu --part tests,training          # some of them
+python -m bench.gpu --part first                   # ten minutes of what no GPU has shown yet (FIRST)
 python -m bench.gpu --seconds 500 --resume         # start no part that would end later; leave out what an earlier run of this
                                                    # commit finished
 
 Each part runs in processes of its own, within its share of the time. A kernel that hangs or breaks the GPU's context is reported with
 the test or case (op and shape) that was running. The benchmarks then go on with the next case, the tests with the next test where
 pytest-xdist and pytest-timeout are installed, else with the next file. Results go to RESULTS (default ``bench/results/<gpu>``):
-rows.jsonl, gpt2.jsonl, profile.txt (the kernels of a training step), gemm_tiles.csv, peers/ (the other libraries), table.txt, plots,
-summary.txt, and parts.json, which ``--resume`` reads.
+rows.jsonl, gpt2.jsonl, outcomes.jsonl (of the tests, by op), profile.txt (the kernels of a training step), gemm_tiles.csv, peers/ (the
+other libraries), first/, table.txt, plots, summary.txt, and parts.json, which ``--resume`` reads.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -27,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -86,6 +89,44 @@ def parts() -> list[Part]:
     ]
 
 
+NO_OVERLAP = {"AMP_KERNELS_PDL": "0"}
+SMOKE = "-m gpu --require-gpu -p tests.gpu.outcomes tests/gpu/test_ops.py::test_backend_equals_the_reference"
+STEP = ("bench.run", "--op step --shape llama-1b --provider torch,amp_kernels")
+GPT2 = "--provider 'torch,amp_kernels three lines,amp_kernels' --rounds 3 --dtype"
+#: What no GPU has shown yet, in the order of what it decides: name, seconds, module and options, environment. Each part has a folder of
+#: its own, first/<name>, so that rows of the same case under other conditions do not replace each other.
+FIRST: tuple[tuple[str, int, tuple[str, str], dict[str, str]], ...] = (
+    ("smoke", 70, ("pytest", SMOKE), {}),
+    ("step", 50, STEP, {}),
+    ("step-no-overlap", 50, STEP, NO_OVERLAP),
+    ("fp16-layers", 35, ("bench.run", "--op linear,mlp --dtype fp16"), {}),
+    ("fp16-products", 45, ("bench.run", "--op gemm --dtype fp16 --shape 4096"), {}),
+    ("gpt2-fp16", 45, ("bench.gpt2", f"{GPT2} fp16"), {}),
+    ("gpt2-fp32", 50, ("bench.gpt2", "--dtype fp32,tf32 --provider torch --rounds 3"), {}),
+    ("resnet", 50, ("bench.resnet", "--rounds 3"), {}),
+    ("others", 80, ("bench.run", "--op linear_cross_entropy,newton_schulz,grouped_mm,rotary,syrk --dtype bf16"), {}),
+    ("profile", 45, ("bench.gpt2", f"{GPT2} bf16 --profile"), NO_OVERLAP),
+)  # fmt: skip
+
+
+def first() -> list[Part]:
+    """The parts of FIRST, ten minutes of an H200 with the build."""
+    return [Part(f"first/{name}", seconds, partial(_first, name, *how)) for name, seconds, *how in FIRST]
+
+
+def _first(
+    name: str, command: tuple[str, str], env: dict[str, str], results: Path, seconds: float, resume: bool
+) -> list[Outcome]:
+    module, options = command
+    folder = results / "first" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    runner = [sys.executable, "-m", module, *shlex.split(options)]
+    if module == "bench.run":
+        return bench(f"first/{name}", runner, seconds, folder, env)
+    runner += ["--outcomes", results / "outcomes.jsonl"] if module == "pytest" else ["--out", folder]
+    return [run(f"first/{name}", runner, seconds, folder / "log.txt", env)]
+
+
 def benchmark(name: str, ops: tuple[str, ...], seconds: int, options: tuple[str, ...] = ()) -> Part:
     command = [sys.executable, "-m", "bench.run", "--op", ",".join(ops), *options]
 
@@ -116,12 +157,18 @@ def check() -> str | None:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__.splitlines()[0])
-    parser.add_argument("--part", help=f"comma-separated (default: {','.join(part.name for part in parts())})")
+    parser.add_argument(
+        "--part", help=f"comma-separated (default: {','.join(part.name for part in parts())}), or first"
+    )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no part that would end later")
     parser.add_argument("--resume", action="store_true", help="leave out what an earlier run of this commit finished")
     parser.add_argument("--check", action="store_true", help="say whether this can run here, and stop")
     options = parser.parse_args(argv)
-    options.part = common.names(parser, "--part", options.part, [part.name for part in parts()])
+    names = [part.name for part in parts()]
+    if options.part == "first":
+        options.part = [part.name for part in first()]
+    else:
+        options.part = common.names(parser, "--part", options.part, names)
     return options
 
 
@@ -137,7 +184,7 @@ def main(argv: list[str] | None = None) -> int:
     device = torch.device("cuda")
     results = Path(os.environ.get("RESULTS") or environment.results_folder(device))
     results.mkdir(parents=True, exist_ok=True)
-    outcomes = run_parts([part for part in parts() if part.name in options.part], results, options)
+    outcomes = run_parts([part for part in [*first(), *parts()] if part.name in options.part], results, options)
     summary = "\n".join(f"{name:32} {outcome:60} {seconds:6.1f} s" for name, outcome, seconds in outcomes)
     (results / "summary.txt").write_text(summary + "\n")
     print(f"\n{summary}\nresults: {results}\ninto the README: python -m bench.report {results} --readme README.md")
@@ -174,10 +221,10 @@ def run_parts(chosen: list[Part], results: Path, options: argparse.Namespace) ->
 
 def tests(results: Path, seconds: float, resume: bool) -> list[Outcome]:
     with tempfile.TemporaryDirectory() as folder:
-        return run_tests(Path(folder), seconds)
+        return run_tests(Path(folder), seconds, results / "outcomes.jsonl")
 
 
-def run_tests(folder: Path, seconds: float) -> list[Outcome]:
+def run_tests(folder: Path, seconds: float, outcomes: Path) -> list[Outcome]:
     """`info --check` with the gpu tests, which are one run with xdist, and one for each file without; output comes at the end."""
     end = time.monotonic() + seconds
     pytest = ["-m", "pytest", "-m", "gpu", "--require-gpu"]
@@ -188,7 +235,8 @@ def run_tests(folder: Path, seconds: float) -> list[Outcome]:
             commands.append((name, progress, [*pytest, "--progress-file", progress, name]))
     else:
         workers = max(1, (os.cpu_count() or 1) - 2)
-        options = ["-p", "tests.gpu.fresh_context", "-n", workers, "--dist", "load", "--max-worker-restart", 100]
+        options = ["-p", "tests.gpu.outcomes", "--outcomes", outcomes, "-p", "tests.gpu.fresh_context"]
+        options += ["-n", workers, "--dist", "load", "--max-worker-restart", 100]
         options += [
             "--timeout",
             ONE_TEST_SECONDS,
@@ -213,7 +261,7 @@ def run_tests(folder: Path, seconds: float) -> list[Outcome]:
         return list(pool.map(one, commands))
 
 
-def bench(name: str, runner: list, seconds: float, results: Path) -> list[Outcome]:
+def bench(name: str, runner: list, seconds: float, results: Path, env: dict[str, str] | None = None) -> list[Outcome]:
     """Runs benchmarks; if a case ends their process, again from the next case on, as long as there is time."""
     outcomes: list[Outcome] = []
     progress = results / ".running"
@@ -223,7 +271,7 @@ def bench(name: str, runner: list, seconds: float, results: Path) -> list[Outcom
         progress.unlink(missing_ok=True)
         options = ["--seconds", f"{left:.0f}", *after]
         command = [*runner, *options, "--out", results, "--progress-file", progress]
-        title, outcome, spent = run(f"benchmarks: {name}", command, left + GRACE_SECONDS)
+        title, outcome, spent = run(f"benchmarks: {name}", command, left + GRACE_SECONDS, env=env)
         outcomes.append((title, outcome + _where(progress), spent))
         case = progress.read_text().splitlines()[0] if progress.exists() else None
         if case is None or case == CEILINGS or after == ["--after", case]:
@@ -258,15 +306,22 @@ def tiles(results: Path, seconds: float, resume: bool) -> list[Outcome]:
     return [run("tiles", command, seconds)]
 
 
-def run(name: str, command: list, seconds: float, log: Path | None = None) -> Outcome:
-    """Runs a command for at most so long, its output going to `log` if there is one."""
+def run(
+    name: str, command: list, seconds: float, log: Path | None = None, env: dict[str, str] | None = None
+) -> Outcome:
+    """Runs a command for at most so long, its output going to `log` if there is one, with `env` added to the environment."""
     start = time.monotonic()
     if seconds <= 0:
         return name, "NOT RUN: no time left", 0.0
     with open(log, "w") if log else contextlib.nullcontext() as output:
         try:
             done = subprocess.run(
-                [str(part) for part in command], cwd=ROOT, timeout=seconds, stdout=output, stderr=output
+                [str(part) for part in command],
+                cwd=ROOT,
+                timeout=seconds,
+                stdout=output,
+                stderr=output,
+                env=os.environ | (env or {}),
             )
             outcome = "passed" if done.returncode == 0 else f"FAILED (exit {done.returncode})"
         except subprocess.TimeoutExpired:

@@ -193,7 +193,9 @@ def _measured(options: argparse.Namespace, out: Path) -> tuple[list[dict], list[
             measured = attempt()
             if device.type == "cpu" and spread(measured) > UNSTEADY:
                 measured = min(measured, attempt(), key=spread)
+            now = environment.clocks(device)
             for row in measured:
+                row.update(now)
                 _complete(row, roofline)
                 name = row["provider"].split(":")[0]
                 row["version"] = machine["versions"].get("torch" if name == "torch.compile" else name) or versions.get(

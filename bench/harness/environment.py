@@ -82,6 +82,21 @@ def describe(device: torch.device) -> dict[str, object]:
     return machine
 
 
+def clocks(device: torch.device) -> dict[str, float]:
+    """Clock of the SMs in MHz and power in W of a GPU, as they are now; nothing where nvidia-smi does not tell."""
+    if device.type != "cuda":
+        return {}
+    query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-i"]
+    try:
+        told = subprocess.run(
+            [*query, str(device.index or 0)], capture_output=True, text=True, check=True, timeout=5
+        ).stdout
+        clock, power = map(float, told.split(","))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return {}
+    return {"sm_mhz": clock, "watts": power}
+
+
 def version(package: str) -> str | None:
     """Installed version of `package`, or None. From a source tree without an install, amp_kernels' own."""
     if package == "torch":

@@ -26,9 +26,10 @@ Size = tuple[int, int, int]  # M, N, K
 
 def linear(scope: Scope) -> Iterator[Case]:
     size = scope.pick((32768, 3072, 768), (1024, 3072, 768), (64, 96, 64))
-    for backward in (False, True):
-        for activation in ACTIVATIONS:
-            yield activated(activation, backward, size, scope.device)
+    for dtype in ("bf16",) if scope.quick else ("bf16", "fp16"):
+        for backward in (False, True):
+            for activation in ACTIVATIONS:
+                yield activated(activation, backward, size, scope.device, dtype=dtype)
     for backward in (False, True):
         yield layer(backward, HOST, scope.device)
 
@@ -50,7 +51,13 @@ def plain(size: Size, dtype: str, device: torch.device, **options) -> Case:
 
 
 def activated(
-    activation: str, backward: bool, size: Size, device: torch.device, compiles: bool = False, **options
+    activation: str,
+    backward: bool,
+    size: Size,
+    device: torch.device,
+    compiles: bool = False,
+    dtype: str = "bf16",
+    **options,
 ) -> Case:
     direction = "forward + backward" if backward else "forward"
     return differentiable(
@@ -61,9 +68,9 @@ def activated(
         leaves=3,
         bound=3 * ROUNDING,  # eager code rounds pre-activation, result and gradients
         backward=backward,
-        inputs=lambda generator: _draw(size, torch.bfloat16, generator),
+        inputs=lambda generator: _draw(size, DTYPES[dtype], generator),
         families=(f"linear + activation, {direction}",),
-        **_facts(f"{activation} {direction}", size, "bf16", backward),
+        **_facts(f"{activation} {direction}", size, dtype, backward),
         **options,
     )
 
@@ -124,7 +131,7 @@ def _draw(size: Size, dtype: torch.dtype, generator: torch.Generator) -> Tensors
     m, n, k = size
     drawn = [_normal(generator, *shape) for shape in ((m, k), (n, k), (n,), (m, n))]
     drawn[1].mul_(k**-0.5)
-    return [*(tensor.to(dtype) for tensor in drawn[:3]), drawn[3]]
+    return [tensor.to(dtype) for tensor in drawn]
 
 
 def _normal(generator: torch.Generator, *shape: int) -> torch.Tensor:
@@ -134,11 +141,20 @@ def _normal(generator: torch.Generator, *shape: int) -> torch.Tensor:
 def mlp(scope: Scope) -> Iterator[Case]:
     cuda = [("gelu", 32768, 768, 3072), ("swiglu", 16384, 2048, 8192)]  # activation, rows, width, hidden width
     cpu = [("gelu", 512, 256, 1024), ("swiglu", 512, 256, 1024)]
-    for case in scope.pick(cuda, cpu, [("gelu", 64, 48, 96), ("swiglu", 64, 48, 96)]):
-        yield mlp_case(*case, scope.device)
+    for dtype in ("bf16",) if scope.quick else ("bf16", "fp16"):
+        for case in scope.pick(cuda, cpu, [("gelu", 64, 48, 96), ("swiglu", 64, 48, 96)]):
+            yield mlp_case(*case, scope.device, dtype=dtype)
 
 
-def mlp_case(activation: str, rows: int, width: int, hidden: int, device: torch.device, compiles: bool = False) -> Case:
+def mlp_case(
+    activation: str,
+    rows: int,
+    width: int,
+    hidden: int,
+    device: torch.device,
+    compiles: bool = False,
+    dtype: str = "bf16",
+) -> Case:
     first = 2 * hidden if activation == "swiglu" else hidden
 
     def eager(x, weight1, bias1, weight2, bias2):
@@ -151,7 +167,8 @@ def mlp_case(activation: str, rows: int, width: int, hidden: int, device: torch.
     def inputs(generator: torch.Generator) -> Tensors:
         shapes = ((first, width), (width, hidden), (rows, width), (first,), (width,), (rows, width))
         weight1, weight2, x, bias1, bias2, grad = (_normal(generator, *shape) for shape in shapes)
-        return [x, weight1.mul_(width**-0.5), bias1, weight2.mul_(hidden**-0.5), bias2, grad]
+        tensors = [x, weight1.mul_(width**-0.5), bias1, weight2.mul_(hidden**-0.5), bias2, grad]
+        return [tensor.to(DTYPES[dtype]) for tensor in tensors]
 
     moved = rows * (2 * width + first + hidden) + width * (first + hidden)
     return differentiable(
@@ -163,7 +180,7 @@ def mlp_case(activation: str, rows: int, width: int, hidden: int, device: torch.
         bound=6 * ROUNDING,
         op="mlp",
         shape=f"{rows} x {width}-{hidden}-{width} {activation} forward + backward",
-        dtype="bf16",
+        dtype=dtype,
         bytes=6 * moved,
         flops=6 * rows * width * (first + hidden),
         inputs=inputs,

@@ -1,12 +1,18 @@
 """`make gpu` without a GPU: its parts add up, and a case that ends or hangs costs one case and is named."""
 
+import json
+import subprocess
 import sys
 
 import pytest
 
-from bench import gpu
+from amp_kernels._dispatch.library import REGISTRY
+from bench import gpt2, gpu, resnet, run
 from bench.harness.watch import CEILINGS
 from bench.ops import OPS
+
+from ..gpu.test_ops import CASES
+from ..gpu.test_ops import test_backend_equals_the_reference as TEST
 
 FAKE = """
 import pathlib, sys, time
@@ -51,6 +57,48 @@ def test_a_part_and_the_build_take_nine_minutes_at_most_and_every_benchmark_is_i
             part.run(tmp_path, part.seconds, False)
     ops = [op for command in ran for op in command[command.index("--op") + 1].split(",")]
     assert sorted([*ops, "adamw"]) == sorted(OPS)  # the step times adamw_ too
+
+
+PARSERS = {"bench.gpt2": gpt2.parse, "bench.resnet": resnet.parse}
+
+
+def test_the_first_ten_minutes(tmp_path, monkeypatch):
+    """Its commands parse, choose cases and name tests; each is one that --resume knows by its name."""
+    commands = []
+
+    def note(name, command, seconds, *rest):
+        commands.append([str(word) for word in command[2:]])
+        return (name, "passed", 1.0)
+
+    monkeypatch.setattr(gpu, "run", note)
+    monkeypatch.setattr(gpu, "bench", lambda *arguments: [note(*arguments)])
+    options = gpu.parse(["--part", "first"])
+    outcomes = gpu.run_parts(gpu.first(), tmp_path, options)
+    assert [name for name, _, _ in outcomes] == options.part == [part.name for part in gpu.first()]
+    assert gpu.BUILD_SECONDS + sum(part.seconds for part in gpu.first()) <= 600
+    for module, *arguments in commands:
+        if module == "pytest":
+            assert {name for name, _ in CASES} == set(REGISTRY)
+            assert arguments[-3].endswith("::" + TEST.__name__)
+        elif module == "bench.run":
+            chosen = run.parse([*arguments, "--floor", "H200"])  # the cases of a GPU
+            names = {case.op for case in run.select(chosen)}
+            assert names - {"gemm_accumulate_"} == set(chosen.op)
+        else:
+            PARSERS[module]([*arguments, "--device", "cpu"])
+
+
+def test_outcomes_are_kept_by_op(tmp_path):
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\n@pytest.mark.parametrize('name', ['gemm-cuda', 'norm_forward', 'other'])\n"
+        "def test(name):\n    assert name != 'norm_forward'\n"
+    )
+    options = ["-p", "no:cacheprovider", "-p", "tests.gpu.outcomes", "--outcomes", tmp_path / "outcomes.jsonl"]
+    command = [sys.executable, "-m", "pytest", "-q", *options, tmp_path / "test_some.py"]
+    assert subprocess.run([str(word) for word in command], cwd=gpu.ROOT, capture_output=True).returncode == 1
+    found = [json.loads(line) for line in (tmp_path / "outcomes.jsonl").read_text().splitlines()]
+    assert [(row["op"], row["passed"]) for row in found] == [("gemm", True), ("norm_forward", False), (None, True)]
+    assert all(row["chip"] for row in found)
 
 
 def test_a_run_that_was_cut_is_resumed_behind_what_passed(tmp_path, monkeypatch):
