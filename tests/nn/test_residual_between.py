@@ -9,7 +9,21 @@ from torch.utils.checkpoint import checkpoint
 
 import amp_kernels as ak
 
-from .blocks import GPT, WIDTH, Checkpointed, Copied, Copies, Stack, Sublayer, Vit, check_same, inputs, pair, results
+from .blocks import (
+    GPT,
+    WIDTH,
+    Checkpointed,
+    Copied,
+    Copies,
+    Stack,
+    Sublayer,
+    Vit,
+    check_same,
+    first,
+    inputs,
+    pair,
+    results,
+)
 
 nn = torch.nn
 
@@ -84,7 +98,7 @@ def test_a_norm_that_waits_is_for_the_same_tensor_and_setting(change, fused, mon
 
 
 def test_checkpointed_blocks_leave_nothing(fused):
-    plain, ours = pair(Stack(GPT, 3))
+    plain, ours = pair(Stack(GPT, 3, nn.LayerNorm(WIDTH)))
     x = inputs(GPT)
     for model in (plain, ours):
         model.blocks = nn.ModuleList(map(Checkpointed, model.blocks))
@@ -92,6 +106,32 @@ def test_checkpointed_blocks_leave_nothing(fused):
     for one, other in zip(results(ours, x, False), results(plain, x, False), strict=True):
         torch.testing.assert_close(one, other)
     assert fused() == 6  # forward and once more
+
+
+class Outer(nn.Module):
+    """Adds for the first norm of a block inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.proj, self.inner = nn.Linear(WIDTH, WIDTH), Sublayer()
+
+    def forward(self, x):
+        return first(self.inner(x + self.proj(x)))
+
+
+ak.nn.register_block(Outer)
+
+
+def test_a_block_that_is_checkpointed_inside_gets_no_norm_early(fused):
+    plain, ours = pair(Outer())
+    x = inputs(Outer)
+    assert torch.equal(results(ours, x)[0], results(plain, x)[0])
+    assert fused() == 1
+    for model in (plain, ours):
+        model.inner = Checkpointed(model.inner)
+    for one, other in zip(results(Checkpointed(ours), x), results(Checkpointed(plain), x), strict=True):
+        torch.testing.assert_close(one, other)
+    assert fused() == 0
 
 
 def test_successors_are_copied_pickled_and_reverted(fused):
