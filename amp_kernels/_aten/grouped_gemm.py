@@ -15,13 +15,7 @@ from .._checks.activations import activated_width
 from .._dispatch import policy
 from .._dispatch.library import is_traced
 from .._raw import activation_forward
-from .._raw.grouped_gemm import (
-    check_grouped,
-    check_grouped_accumulate,
-    clamped_ends,
-    grouped_gemm_accumulate_op,
-    grouped_gemm_op,
-)
+from .._raw.grouped_gemm import clamped_ends, grouped_gemm_accumulate_op, grouped_gemm_op
 from .gemm import products
 
 
@@ -29,21 +23,20 @@ from .gemm import products
 def grouped_gemm(call: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     if is_traced(call.a):  # the program asks again when it runs and the ends are known
         return grouped_gemm_op.overload(**call._asdict())
-    name = check_grouped(call.a, call.b, call.offs, call.bias, call.activation, call.out_dtype, call.preact)
     if call.b.ndim == 2:
         return (_sums_in_one_call if _fits_one_call(call) else _sums)(call), None
     if not _fits_one_call(call):
-        return _rows(call, name)
+        return _rows(call)
     z = _rows_in_one_call(call)
-    out = z.clone() if name == "none" and call.preact else z
-    return out if name == "none" else activation_forward.op(z, activation=name), z if call.preact else None
+    if call.activation != "none":
+        return activation_forward.op(z, activation=call.activation), z if call.preact else None
+    return (z.clone(), z) if call.preact else (z, None)
 
 
 @grouped_gemm_accumulate_op.bound
 def grouped_gemm_accumulate_(call: Any) -> None:
     if is_traced(call.a):
         return grouped_gemm_accumulate_op.overload(**call._asdict())
-    check_grouped_accumulate(call.c, call.a, call.b, call.offs)
     _, accumulate = products(call.batch_invariant)
     options = {"beta": float(not call.overwrite), "batch_invariant": call.batch_invariant}
     for g, terms in enumerate(_ranges(call.offs, call.a.shape[1])):
@@ -57,7 +50,7 @@ def _ranges(offs: torch.Tensor, total: int) -> list[slice]:
     return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def _rows(call: Any, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _rows(call: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     a, b, bias = call.a, call.b, call.bias
     multiply, _ = products(call.batch_invariant)
     options = {name: getattr(call, name) for name in ("activation", "out_dtype", "batch_invariant", "preact")}
@@ -65,7 +58,7 @@ def _rows(call: Any, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
     biases = [bias if bias is None or bias.ndim == 1 else bias[g] for g in range(len(ranges))]
     parts = [multiply(a[rows], b[g], biases[g], **options) for g, rows in enumerate(ranges)]
     past = a.new_zeros(a.shape[0] - (ranges[-1].stop if ranges else 0), b.shape[2], dtype=call.out_dtype or a.dtype)
-    out = torch.cat([*(y for y, _ in parts), past[:, : activated_width(name, b.shape[2])]])
+    out = torch.cat([*(y for y, _ in parts), past[:, : activated_width(call.activation, b.shape[2])]])
     return out, torch.cat([*(z for _, z in parts), past]) if call.preact else None
 
 

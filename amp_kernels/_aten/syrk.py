@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .._raw.syrk import check_syrk, mirrored
+from .._raw.syrk import mirrored
 from .gemm import products
 
 
@@ -17,7 +17,6 @@ def syrk(
     beta: float = 1.0,
     diagonal: float = 0.0,
 ) -> torch.Tensor:
-    check_syrk("syrk", a, b, c)
     multiply, _ = products()
     c = None if beta == 0 else c
     if a.ndim == 2:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .._checks.lists import KERNEL_DTYPES
-from .._checks.operands import check_same_device, check_tensor
+from .._checks.operands import check_tensor
 
 #: Rows whose squares overflow fp32 are measured once more after multiplication by this (csrc/norm/formula.h).
 SHRINK = 2.0**-80
@@ -26,45 +28,28 @@ def check_like(op: str, name: str, tensor: Tensor | None, shape: tuple[int, ...]
         raise ValueError(f"{op}: {name} has shape {list(tensor.shape)}; accepted: {list(shape)}")
 
 
-def check_forward(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    out_dtype: torch.dtype,
-) -> None:
-    op = "norm_forward"
+def check_forward(call: Any) -> None:
+    op, x = "norm_forward", call.x
     check_rows(op, "x", x)
-    check_like(op, "weight", weight, x.shape[1:])
-    check_like(op, "bias", bias, x.shape[1:])
-    check_like(op, "residual", residual, x.shape)
-    if out_dtype not in KERNEL_DTYPES:
-        raise TypeError(f"{op}: out_dtype is {out_dtype}; accepted: float16, bfloat16, float32")
-    check_same_device(op, x=x, weight=weight, bias=bias, residual=residual)
+    check_like(op, "weight", call.weight, x.shape[1:])
+    check_like(op, "bias", call.bias, x.shape[1:])
+    check_like(op, "residual", call.residual, x.shape)
+    if call.out_dtype not in KERNEL_DTYPES:
+        raise TypeError(f"{op}: out_dtype is {call.out_dtype}; accepted: float16, bfloat16, float32")
 
 
-def check_backward(
-    grad: Tensor,
-    x: Tensor,
-    rstd: Tensor,
-    mean: Tensor | None,
-    weight: Tensor | None,
-    grad_sum: Tensor | None,
-    parameters: int,
-    branch_dtype: torch.dtype | None,
-) -> None:
-    op = "norm_backward"
+def check_backward(call: Any) -> None:
+    op, x = "norm_backward", call.x
     check_rows(op, "x", x)
-    check_like(op, "grad", grad, x.shape)
-    check_like(op, "grad_sum", grad_sum, x.shape)
-    check_like(op, "weight", weight, x.shape[1:])
-    check_like(op, "rstd", rstd, x.shape[:1], (torch.float32,))
-    check_like(op, "mean", mean, x.shape[:1], (torch.float32,))
-    if parameters not in (0, 1, 2):
-        raise ValueError(f"{op}: parameters is {parameters}; accepted: 0, 1 (weight) or 2 (weight and bias)")
-    if branch_dtype not in (None, *KERNEL_DTYPES):
-        raise TypeError(f"{op}: branch_dtype is {branch_dtype}; accepted: float16, bfloat16, float32")
-    check_same_device(op, grad=grad, x=x, rstd=rstd, mean=mean, weight=weight, grad_sum=grad_sum)
+    check_like(op, "grad", call.grad, x.shape)
+    check_like(op, "grad_sum", call.grad_sum, x.shape)
+    check_like(op, "weight", call.weight, x.shape[1:])
+    check_like(op, "rstd", call.rstd, x.shape[:1], (torch.float32,))
+    check_like(op, "mean", call.mean, x.shape[:1], (torch.float32,))
+    if call.parameters not in (0, 1, 2):
+        raise ValueError(f"{op}: parameters is {call.parameters}; accepted: 0, 1 (weight) or 2 (weight and bias)")
+    if call.branch_dtype not in (None, *KERNEL_DTYPES):
+        raise TypeError(f"{op}: branch_dtype is {call.branch_dtype}; accepted: float16, bfloat16, float32")
 
 
 def statistics(x: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,6 @@ from ._norm import check_backward, statistics
 
 
 def _reference(call):
-    check_backward(*call)
     x, mean = call.x, call.mean
     dy, n = call.grad.float(), x.float()
     n = (n if mean is None else n - mean[:, None]) * call.rstd[:, None]
@@ -58,5 +57,6 @@ op = define(
     "*, int parameters=0, ScalarType? branch_dtype=None) -> (Tensor, Tensor, Tensor)",
     _reference,
     samples=samples,
+    check=check_backward,
     bound=True,
 )

@@ -30,8 +30,7 @@ def joined(a: Sequence[Tensor], dim: int) -> Tensor:
     return torch.cat([t.t() for t in a], 1).t() if dim == 0 else torch.cat(list(a), 1)
 
 
-def check(op: str, a: Sequence[Tensor], b: Tensor, dim: int) -> Tensor:
-    """The concatenation of ``a``."""
+def _check(op: str, a: Sequence[Tensor], b: Tensor, dim: int = 0, out_dtype: torch.dtype | None = None) -> None:
     if dim not in (0, 1):
         raise ValueError(f"{op}: dim is {dim}; accepted: 0 or 1")
     if not a:
@@ -44,9 +43,8 @@ def check(op: str, a: Sequence[Tensor], b: Tensor, dim: int) -> Tensor:
                 f"{op}: a[{i}] has shape {list(t.shape)} and a[0] {list(a[0].shape)}; accepted: matrices with as many "
                 f"{('columns', 'rows')[dim]}"
             )
-    whole = joined(a, dim)
-    check_operands(op, whole, b)
-    return whole
+    check_operands(op, joined(a, dim), b)
+    check_out_dtype(op, out_dtype, KERNEL_DTYPES)
 
 
 def reads(a: Sequence[Tensor]) -> bool:
@@ -68,14 +66,11 @@ def reads(a: Sequence[Tensor]) -> bool:
 
 
 def _reference(call):
-    whole = check("segmented_gemm", call.a, call.b, call.dim)
-    check_out_dtype("segmented_gemm", call.out_dtype, KERNEL_DTYPES)
-    return product32(whole, call.b, False).to(call.out_dtype or whole.dtype)
+    return product32(joined(call.a, call.dim), call.b, False).to(call.out_dtype or call.b.dtype)
 
 
 def _accumulate_reference(call):
-    whole = check("segmented_gemm_accumulate_", call.a, call.b, 0)
-    gemm_accumulate_op.reference(call.c, whole, call.b, beta=float(not call.overwrite))
+    gemm_accumulate_op.reference(call.c, joined(call.a, 0), call.b, beta=float(not call.overwrite))
 
 
 # ---- samples for opcheck and `info --check`
@@ -121,6 +116,7 @@ op = define(
     _reference,
     bound=True,
     samples=samples,
+    check=lambda call: _check("segmented_gemm", *call),
     tensor_cores=True,
     flop_count=lambda a_shapes, b_shape, out_shape, **kwargs: _flops(b_shape, out_shape),
 )
@@ -130,6 +126,7 @@ accumulate_op = define(
     _accumulate_reference,
     bound=True,
     samples=accumulate_samples,
+    check=lambda call: _check("segmented_gemm_accumulate_", call.a, call.b),
     tensor_cores=True,
     flop_count=lambda c_shape, a_shapes, b_shape, *args, **kwargs: _flops(b_shape, c_shape),
 )

@@ -23,8 +23,8 @@ import triton
 import triton.language as tl
 
 from .._checks.activations import GATED
-from .._raw._product import check_gemm, output_shape
-from .._raw.gemm import check_accumulate, gemm_accumulate_op, gemm_op
+from .._raw._product import output_shape
+from .._raw.gemm import gemm_accumulate_op, gemm_op
 from ._activations import activate
 from ._tables import on
 from .activation_forward import activation_forward
@@ -129,7 +129,6 @@ def tile_of(m: int, n: int, k: int, batch: int, batch_invariant: bool) -> Tile:
 
 @gemm_op.bound
 def gemm(call: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    check_gemm(call.a, call.b, call.bias, call.residual, call.activation, call.out_dtype)
     dtype = call.out_dtype or call.a.dtype
     residual = None if call.beta == 0 else call.residual
     # Two values of one result, and two results of one value, are a second pass over the fp32 pre-activation.
@@ -149,7 +148,6 @@ def gemm(call: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 @gemm_accumulate_op.bound
 def gemm_accumulate_(call: Any) -> None:
-    check_accumulate(call.c, call.a, call.b)
     residual = None if call.beta == 0 else call.c
     options = {"alpha": call.alpha, "beta": call.beta, "batch_invariant": call.batch_invariant}
     chained = call.batch_invariant and call.alpha == call.beta == 1
