@@ -24,6 +24,8 @@ from amp_kernels._dispatch import cpu_isa
 from amp_kernels._dispatch.library import REGISTRY, Op
 from amp_kernels.testing import backends
 
+from .ops.composites import samples
+
 OPTIMIZERS = {
     "AdamW": {},
     "AdamW amsgrad": {"amsgrad": True},
@@ -69,7 +71,7 @@ def ways(op: Op) -> list[str]:
 
 def op_records(op: Op) -> Iterator[tuple[str, str]]:
     for way in ways(op):
-        for number, (args, kwargs) in enumerate(op.samples("cpu")):
+        for number, (args, kwargs) in enumerate(samples(op, "cpu")):
             with backends.use(way):
                 returned = op(*args, **kwargs)
             mutated = [args[i] if i < len(args) else kwargs.get(name) for i, name in op.mutated]

@@ -46,7 +46,7 @@ class Op:
         self,
         schema: str,
         reference: Callable,
-        samples: Callable[[str], Iterable[Sample]],
+        samples: Callable[[str], Iterable[Sample]] | None,
         *,
         composite: bool = False,
         tensor_cores: bool = False,
@@ -344,7 +344,7 @@ def define(
     schema: str,
     reference: Callable,
     *,
-    samples: Callable[[str], Iterable[Sample]],
+    samples: Callable[[str], Iterable[Sample]] | None = None,
     composite: bool = False,
     tensor_cores: bool = False,
     flop_count: Callable[..., int] | None = None,
@@ -358,8 +358,8 @@ def define(
         schema: torch schema without the namespace. Tensor lists come before scalars; mutating ops return nothing; no argument
             is called ``mode`` (functionalization has a parameter of that name).
         reference: readable, branchless torch implementation (no ``.item()``); it also serves meta tensors.
-        samples: ``samples(device)`` yields ``(args, kwargs)`` of small, seeded calls that cover dtypes and options; opcheck,
-            ``python -m amp_kernels info --check`` and the registry tests run over them.
+        samples: ``samples(device)`` yields ``(args, kwargs)`` of small, seeded calls that cover dtypes and options, for an op with
+            backends: ``python -m amp_kernels info --check`` compares them, and opcheck and the registry tests run over them.
         composite: the reference *is* the implementation, written over other ops of the package, and has its own autograd formula:
             no backend is chosen. A backward through any other op that is out-of-place raises, instead of silently giving no
             gradient.

@@ -7,8 +7,6 @@ are for where something comes between the two. The op is composite, over the raw
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -17,7 +15,7 @@ from .._checks.activations import ACTIVATIONS
 from .._checks.lists import FLOATS
 from .._checks.operands import check_tensors
 from .._dispatch import autocast
-from .._dispatch.library import Sample, decompose_batches, define, is_traced
+from .._dispatch.library import decompose_batches, define, is_traced
 from .._raw import activation_backward, activation_forward
 from .._sharding.dtensor import by_rows, is_dtensor
 from ._autograd import under_transform
@@ -48,14 +46,7 @@ def _activation(x: Tensor, activation: str) -> Tensor:
     return ACTIVATIONS[activation](wide).to(x.dtype)
 
 
-def samples(device: str) -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-    for activation, dtype in zip(("gelu", "gelu_tanh", "silu", "swiglu"), FLOATS, strict=True):
-        x = torch.randn(3, 6, generator=generator).to(device, dtype)
-        yield (x.requires_grad_(),), {"activation": activation}
-
-
-op = define("activation(Tensor x, *, str activation) -> Tensor", _activation, samples=samples, composite=True)
+op = define("activation(Tensor x, *, str activation) -> Tensor", _activation, composite=True)
 decompose_batches(op)
 
 

@@ -8,18 +8,15 @@ summed where it was broadcast; ``da = alpha * grad @ b^T``; ``db = alpha * a^T @
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from .. import _functional as F
-from .._checks.lists import FLOATS, HALF_DTYPES, KERNEL_DTYPES
+from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES
 from .._checks.operands import check_same_device, check_tensor, check_tensors
 from .._checks.types import type_name
 from .._dispatch import autocast
 from .._dispatch.batch_invariant import k_blocks
-from .._dispatch.library import Sample, define
-from .._dispatch.samples import Normal
+from .._dispatch.library import define
 from ._autograd import add_gradient, needs_gradient, under_transform
 from ._products import added_product, check_blocks, reduced_product, working_dtype, write_out
 from ._tensors import cast
@@ -95,24 +92,10 @@ def _check(name: str, input, a, b, dtype: torch.dtype, autocast: bool) -> None:
     check_same_device(name, **{"input": input, one: a, other: b})
 
 
-def samples(device: str) -> Iterator[Sample]:
-    normal = Normal(device, grad=True)
-
-    for dtype in FLOATS:
-        a, b = normal(2, 3, 5, dtype=dtype), normal(2, 5, 4, dtype=dtype)
-        yield (normal(2, 3, 4, dtype=dtype), a, b), {"beta": 0.5, "alpha": -2.0}
-        yield (normal(4, dtype=dtype, grad=False), a[0].detach(), b[0].detach()), {}
-    for dtype in HALF_DTYPES:
-        a, b = normal(2, 3, 5, dtype=torch.float32), normal(2, 5, 4, dtype=torch.float32)
-        yield (normal(3, 1, dtype=torch.float32), a, b), {"compute_dtype": dtype, "batch_invariant": 1}
-        yield (torch.full((4,), torch.nan, device=device), a, b), {"compute_dtype": dtype, "beta": 0.0}
-
-
 op = define(
     "baddbmm(Tensor input, Tensor a, Tensor b, *, float beta=1.0, float alpha=1.0, ScalarType? compute_dtype=None, "
     "int batch_invariant=0) -> Tensor",
     _baddbmm,
-    samples=samples,
     composite=True,
 )
 autocast.lower_precision(op)

@@ -15,8 +15,6 @@ float64 logits, targets that require a gradient, and torch.func transforms take 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -24,8 +22,7 @@ from .._checks.lists import FLOATS, KERNEL_DTYPES, names
 from .._checks.operands import check_no_internal_overlap, check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import is_batch_invariant
-from .._dispatch.library import Sample, define
-from .._dispatch.samples import Normal
+from .._dispatch.library import define
 from .._raw import cross_entropy_rows
 from .._sharding.dtensor import refuse_dtensors
 from . import _loss
@@ -147,31 +144,11 @@ def _check(logits, target, weight, ignore_index, reduction, label_smoothing, z_l
         check_no_internal_overlap(op, "logits", logits)
 
 
-def samples(device: str) -> Iterator[Sample]:
-    normal = Normal(device, grad=True)
-
-    def classes(*shape: int) -> Tensor:
-        target = torch.randint(5, shape, generator=normal.generator).to(device)
-        target.view(-1)[1:2] = -100
-        return target
-
-    yield (normal(4, 5, dtype=torch.bfloat16), normal(4, 5, dtype=torch.float32, grad=False).softmax(1)), {}
-    for dtype in FLOATS:
-        yield (normal(4, 5, dtype=dtype), classes(4)), {}
-        weight = normal(5, dtype=dtype, grad=False).abs()
-        yield (normal(4, 5, dtype=dtype), classes(4), weight), {"label_smoothing": 0.1, "z_loss": 0.01}
-        yield (normal(2, 5, 3, dtype=dtype), classes(2, 3)), {"reduction": "none"}
-        soft = normal(4, 5, dtype=dtype, grad=False).softmax(1)
-        yield (normal(4, 5, dtype=dtype), soft, weight), {"reduction": "sum", "label_smoothing": 0.1}
-        yield (normal(4, 5, dtype=dtype, grad=False), classes(4)), {"out_dtype": torch.float32}
-
-
 op = define(
     "cross_entropy(Tensor logits, Tensor target, Tensor? weight=None, *, int ignore_index=-100, "
     'str reduction="mean", float label_smoothing=0.0, float z_loss=0.0, bool inplace=False, '
     "ScalarType? out_dtype=None) -> Tensor",
     _cross_entropy,
-    samples=samples,
     composite=True,
 )
 autocast.fp32_result(op)

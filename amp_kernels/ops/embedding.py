@@ -9,8 +9,6 @@ float64 weights, sparse gradients, torch.func transforms and forward-mode AD tak
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -19,7 +17,7 @@ from .._checks.lists import FLOATS, KERNEL_DTYPES
 from .._checks.operands import check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast
 from .._dispatch.batch_invariant import is_batch_invariant
-from .._dispatch.library import Sample, decompose_batches, define
+from .._dispatch.library import decompose_batches, define
 from .._raw import embedding_accumulate
 from .._sharding.dtensor import by_rows, is_dtensor
 from . import _main_grad
@@ -79,21 +77,9 @@ def _check_matrix(weight: Tensor) -> None:
         raise ValueError(f"embedding: weight has shape {list(weight.shape)}; accepted: [num_embeddings, embedding_dim]")
 
 
-def samples(device: str) -> Iterator[Sample]:
-    generator = torch.Generator().manual_seed(0)
-    for i, dtype in enumerate(FLOATS):
-        weight = torch.randn(7, 5, generator=generator).to(device, dtype).requires_grad_()
-        indices = torch.randint(7, (3, 6), generator=generator).to(device, INDEX_DTYPES[(i + 1) % 2])
-        yield (weight, indices), {}
-        yield (weight, indices[0], 2, i % 2 == 0), {}
-    yield (weight.detach(), indices[0, 0]), {}
-    yield (torch.ones(2, 3, device=device, requires_grad=True), indices[:0]), {}
-
-
 op = define(
     "embedding(Tensor weight, Tensor indices, int padding_idx=-1, bool scale_grad_by_freq=False) -> Tensor",
     _embedding,
-    samples=samples,
     composite=True,
 )
 decompose_batches(op)

@@ -13,17 +13,14 @@ transforms and forward-mode AD take torch's products (``_grouped.py``). Precisio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from .._checks.activations import ACTIVATIONS, check_activation, check_gated_width
-from .._checks.lists import FLOATS, HALF_DTYPES, KERNEL_DTYPES
+from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES
 from .._checks.operands import check_out_dtype, check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast
 from .._dispatch.batch_invariant import is_batch_invariant
-from .._dispatch.library import Sample, define
-from .._dispatch.samples import Normal
+from .._dispatch.library import define
 from .._raw.grouped_gemm import check_ends, check_group_bias, check_offs
 from .._sharding.dtensor import refuse_dtensors
 from ._autograd import under_transform
@@ -145,39 +142,12 @@ def _check(a, b, offs, bias, shadow, routes, activation, transposed, dtype: torc
     return form
 
 
-def samples(device: str) -> Iterator[Sample]:
-    normal = Normal(device, grad=True)
-    offs = torch.tensor([2, 2, 6], dtype=torch.int32, device=device)
-    for i, dtype in enumerate(FLOATS):
-        a, b = normal(7, 5, dtype=dtype), normal(3, 5, 4, dtype=dtype)
-        yield (a, b, offs), {}
-        for activation in (list(ACTIVATIONS)[i + 1], "swiglu"):
-            yield (a, b, offs, normal(3, 4, dtype=dtype)), {"activation": activation}
-        yield (normal(4, 7, dtype=dtype), a, offs), {}
-        yield (normal(3, 2, 5, dtype=dtype), normal(5, 7, dtype=dtype), offs), {}
-        yield (normal(3, 2, 5, dtype=dtype), b, None, normal(4, dtype=dtype)), {"activation": "silu"}
-    for dtype in HALF_DTYPES:
-        a, weight, bias = (normal(*shape, dtype=torch.float32) for shape in ((7, 5), (3, 4, 5), (4,)))
-        yield (a, weight, offs, bias), {"activation": "gelu", "transposed": True, "compute_dtype": dtype}
-        shadow = weight.detach().to(dtype)
-        yield (a, weight, offs, None, shadow), {"transposed": True, "compute_dtype": dtype}
-        yield (weight.detach()[:, :2], a.detach().t(), offs[:3]), {"out_dtype": dtype, "compute_dtype": dtype}
-    places = torch.tensor([[3, 0], [5, 1], [2, 4]], dtype=torch.int32, device=device)
-    a, b, weights = normal(3, 5), normal(3, 5, 4), normal(3, 2)
-    routes = {"gather": places, "scatter": places, "weights": weights}
-    for dtype in HALF_DTYPES:
-        yield (a, b, offs), {**routes, "activation": "silu", "compute_dtype": dtype}
-        rows = normal(6, 5, dtype=dtype, grad=False)
-        yield (rows, b.detach().to(dtype), offs), {"scatter": places, "out_dtype": torch.float32}
-
-
 op = define(
     "grouped_mm(Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, Tensor? shadow=None, Tensor? gather=None, "
     "Tensor? scatter=None, Tensor? weights=None, *, "
     'str activation="none", bool transposed=False, ScalarType? compute_dtype=None, ScalarType? out_dtype=None, '
     "bool batch_invariant=False) -> Tensor",
     _grouped_mm,
-    samples=samples,
     composite=True,
 )
 

@@ -13,20 +13,19 @@ bits and all sums in fp32: ``dz = grad * activation'(z)``; ``dx = dz @ weight`` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import overload
 
 import torch
 
 from .. import _functional as F
 from .._checks.activations import ACTIVATIONS, GATED, check_activation, check_gated_width
-from .._checks.lists import FLOATS, HALF_DTYPES
+from .._checks.lists import HALF_DTYPES
 from .._checks.operands import check_bias, check_same_device, check_tensor, check_tensors, readable_bias
 from .._checks.types import type_name
 from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import k_blocks
-from .._dispatch.library import PLAIN, Sample, define
-from .._dispatch.samples import Normal
+from .._dispatch.library import PLAIN, define
 from .._sharding.dtensor import is_dtensor, of_weight
 from . import _main_grad
 from ._autograd import needs_gradient, under_transform
@@ -97,56 +96,20 @@ def check_shadow(op: str, name: str, shadow: torch.Tensor | None, weight: torch.
         )
 
 
-def samples(device: str) -> Iterator[Sample]:
-    normal = Normal(device, grad=True)
-
-    for i, dtype in enumerate(FLOATS):
-        yield (normal(4, 5, dtype=dtype), normal(3, 5, dtype=dtype)), {}
-        for activation in (list(ACTIVATIONS)[i + 1], "swiglu"):
-            yield (
-                (normal(2, 4, 5, dtype=dtype), normal(6, 5, dtype=dtype), normal(6, dtype=dtype)),
-                {"activation": activation},
-            )
-    for dtype in HALF_DTYPES:
-        x, weight, bias = (normal(*shape, dtype=torch.float32) for shape in ((4, 5), (3, 5), (3,)))
-        yield (x, weight, bias), {"activation": "gelu", "compute_dtype": dtype}
-        yield (x, weight, None, weight.detach().to(dtype)), {"activation": "silu", "compute_dtype": dtype}
-        yield (normal(5, dtype=dtype, grad=False), weight), {"compute_dtype": dtype}
-        yield (
-            (normal(4, 5, dtype=dtype, grad=False), normal(3, 5, dtype=dtype, grad=False)),
-            {
-                "activation": "relu",
-                "batch_invariant": 1,
-            },
-        )
-
-
 op = define(
     "linear(Tensor x, Tensor weight, Tensor? bias=None, Tensor? shadow=None, *, "
     'str activation="none", ScalarType? compute_dtype=None, int batch_invariant=0) -> Tensor',
     _linear,
-    samples=samples,
     composite=True,
 )
 
 autocast.lower_precision(op, with_shadow(3))
 
 
-def split_samples(device: str) -> Iterator[Sample]:
-    normal = Normal(device, grad=True)
-    for dtype in FLOATS:
-        yield (normal(2, 4, 5, dtype=dtype), normal(6, 5, dtype=dtype), normal(6, dtype=dtype)), {"split": [1, 3, 2]}
-    for dtype in HALF_DTYPES:
-        x, weight = normal(70, 8, dtype=torch.float32), normal(128, 8, dtype=torch.float32)
-        yield (x, weight), {"split": [64, 64], "compute_dtype": dtype}
-        yield (x.to(dtype), weight.to(dtype)), {"split": [0, 128], "batch_invariant": 1}
-
-
 split_op = define(
     "linear_split(Tensor x, Tensor weight, Tensor? bias=None, Tensor? shadow=None, *, int[] split, "
     "ScalarType? compute_dtype=None, int batch_invariant=0) -> Tensor[]",
     _linear_split,
-    samples=split_samples,
     composite=True,
 )
 

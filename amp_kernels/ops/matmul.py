@@ -11,17 +11,14 @@ forward-mode AD take torch's own matmul in the working dtype.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from .. import _functional as F
-from .._checks.lists import FLOATS, HALF_DTYPES, KERNEL_DTYPES
+from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES
 from .._checks.operands import check_out_dtype, check_same_device, check_tensors
 from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import k_blocks
-from .._dispatch.library import Sample, define
-from .._dispatch.samples import Normal
+from .._dispatch.library import define
 from .._sharding.dtensor import is_dtensor
 from ._autograd import needs_gradient, under_transform
 from ._products import Matmul, check_blocks, product, working_dtype, write_out
@@ -69,23 +66,10 @@ def _check_shapes(a: torch.Tensor, b: torch.Tensor) -> None:
         raise ValueError(f"{shapes}; the dimensions before the last two must broadcast") from error
 
 
-def samples(device: str) -> Iterator[Sample]:
-    normal = Normal(device, grad=True)
-
-    for dtype in FLOATS:
-        yield (normal(3, 5, dtype=dtype, grad=False), normal(5, 4, dtype=dtype, grad=False)), {}
-        yield (normal(2, 3, 5, dtype=dtype), normal(5, 4, dtype=dtype)), {}
-    for dtype in HALF_DTYPES:
-        yield (normal(5, dtype=dtype, grad=False), normal(5, dtype=dtype, grad=False)), {"out_dtype": torch.float32}
-        yield (normal(2, 1, 3, 5, dtype=dtype), normal(4, 5, 2, dtype=dtype)), {"out_dtype": torch.float32}
-        yield (normal(3, 5, dtype=torch.float32), normal(2, 5, 4, dtype=dtype, grad=False)), {"compute_dtype": dtype}
-
-
 op = define(
     "matmul(Tensor a, Tensor b, *, ScalarType? compute_dtype=None, ScalarType? out_dtype=None, "
     "int batch_invariant=0) -> Tensor",
     _matmul,
-    samples=samples,
     composite=True,
 )
 autocast.lower_precision(op)

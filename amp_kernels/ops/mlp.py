@@ -11,18 +11,15 @@ and the weights. With ``recompute`` backward makes ``h`` again, by one pass over
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from .. import _functional as F
 from .._checks.activations import ACTIVATIONS, GATED, activated_width, check_activation, check_gated_width
-from .._checks.lists import FLOATS, HALF_DTYPES
+from .._checks.lists import HALF_DTYPES
 from .._checks.operands import check_bias, check_same_device, check_tensors, readable_bias
 from .._dispatch import autocast
 from .._dispatch.batch_invariant import k_blocks
-from .._dispatch.library import Sample, define
-from .._dispatch.samples import Normal
+from .._dispatch.library import define
 from .._raw import activation_backward
 from .._raw.gemm import gemm_dact_op
 from .._sharding.dtensor import is_dtensor
@@ -183,33 +180,12 @@ def _check(x, w1, b1, w2, b2, shadow1, shadow2, dtype: torch.dtype, autocast: bo
     check_same_device("mlp", x=x, weight1=w1, bias1=b1, weight2=w2, bias2=b2, shadow1=shadow1, shadow2=shadow2)
 
 
-def samples(device: str) -> Iterator[Sample]:
-    normal = Normal(device, grad=True)
-
-    def problem(activation: str, dtype: torch.dtype, grad: bool = True) -> tuple[torch.Tensor, ...]:
-        rows = 12 if activation in GATED else 6
-        shapes = ((2, 4, 5), (rows, 5), (rows,), (3, 6), (3,))
-        return tuple(normal(*shape, dtype=dtype, grad=grad) for shape in shapes)
-
-    for dtype in FLOATS:
-        for activation in ("gelu", "swiglu"):
-            yield problem(activation, dtype), {"activation": activation, "recompute": dtype.itemsize == 2}
-    for dtype, activation in zip(HALF_DTYPES, ("swiglu", "relu"), strict=True):
-        x, w1, b1, w2, _ = problem(activation, torch.float32)
-        options = {"activation": activation, "compute_dtype": dtype}
-        yield (x, w1, None, w2), options
-        shadows = w1.detach().to(dtype), w2.detach().to(dtype)
-        yield (x[0, 0], w1, b1, w2, None, *shadows), {**options, "batch_invariant": 1}
-        yield problem(activation, dtype, grad=False), {"activation": activation}
-
-
 op = define(
     "mlp(Tensor x, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2=None, Tensor? shadow1=None, "
     'Tensor? shadow2=None, *, str activation="gelu", ScalarType? compute_dtype=None, int batch_invariant=0, '
     "bool recompute=False) "
     "-> Tensor",
     _mlp,
-    samples=samples,
     composite=True,
 )
 

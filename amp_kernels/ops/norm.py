@@ -25,8 +25,7 @@ from .._checks.lists import FLOATS, KERNEL_DTYPES
 from .._checks.operands import check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import is_batch_invariant
-from .._dispatch.library import Sample, define, is_traced
-from .._dispatch.samples import Normal
+from .._dispatch.library import define, is_traced
 from .._raw import norm_backward, norm_forward
 from .._raw._norm import check_like
 from .._removed import refuse
@@ -209,25 +208,10 @@ def _check(name: str, x, shape: tuple[int, ...], weight, bias, residual) -> None
     check_same_device(name, x=x, weight=weight, bias=bias, residual=residual)
 
 
-def samples(device: str) -> Iterator[Sample]:
-    normal = Normal(device, grad=True)
-    for i, dtype in enumerate(FLOATS):
-        weight, bias = normal(6, dtype=dtype), normal(6, dtype=dtype)
-        yield (normal(2, 4, 6, dtype=dtype), [6], weight, bias), {"eps": 1e-5, "centred": True}
-        x, residual = normal(3, 5, 4, dtype=dtype), normal(3, 5, 4, dtype=dtype)
-        yield (x, [5, 4], normal(5, 4, dtype=dtype), None, residual), {"eps": 1e-6, "centred": i % 2 == 0}
-    for dtype in (torch.float16, torch.bfloat16):
-        x = normal(4, 8, dtype=dtype)
-        weight, residual = normal(8, dtype=torch.float32), normal(4, 8, dtype=torch.float32)
-        yield (x, [8], weight), {"eps": 1e-5, "centred": False}
-        yield (x, [8], weight, None, residual), {"eps": 1e-5, "centred": True, "compute_dtype": dtype}
-
-
 op = define(
     "norm(Tensor x, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, Tensor? residual=None, "
     "*, float eps, bool centred, ScalarType? compute_dtype=None) -> Tensor[]",
     _norm,
-    samples=samples,
     composite=True,
 )
 autocast.lower_precision(op)

@@ -9,18 +9,15 @@ Raw ops take ``[batch, tokens, heads, width]``, which is how projections leave m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from .. import _functional as F
-from .._checks.lists import FLOATS, KERNEL_DTYPES
+from .._checks.lists import KERNEL_DTYPES
 from .._checks.operands import check_tensors
 from .._dispatch import autocast
 from .._dispatch.batch_invariant import is_batch_invariant
-from .._dispatch.library import Sample, define, is_traced
-from .._dispatch.samples import Normal
+from .._dispatch.library import define, is_traced
 from .._raw.rotary import backward_op, check_shapes, check_weights, forward_op, turned
 from .._sharding.dtensor import is_dtensor
 from . import norm
@@ -144,26 +141,10 @@ def _rotary(
     return _forward(*arguments)
 
 
-def samples(device: str) -> Iterator[Sample]:
-    normal = Normal(device)
-    for i, dtype in enumerate(FLOATS):
-        q, k = normal(2, 3, 4, 6, dtype=dtype, grad=True), normal(2, 1, 4, 6, dtype=dtype, grad=True)
-        cos, sin = normal(4, 6, dtype=dtype), normal(4, 6, dtype=dtype)
-        yield (q, k, cos, sin), {"interleaved": i % 2 == 0}
-        weights = normal(6, dtype=dtype, grad=True), normal(6, dtype=dtype, grad=True)
-        cos, sin = normal(2, 4, 4, dtype=dtype), normal(2, 4, 4, dtype=dtype)
-        yield (q, k, cos, sin, *weights), {"eps": 1e-3, "interleaved": i % 2 == 1}
-    for dtype in (torch.float16, torch.bfloat16):
-        q, k = (normal(2, 4, 3, 8, dtype=dtype, grad=True).transpose(1, 2).detach().requires_grad_() for _ in range(2))
-        yield (q, k, normal(1, 4, 8), normal(1, 4, 8)), {}
-        yield (q, k, normal(1, 4, 8), normal(1, 4, 8)), {"compute_dtype": torch.float32}
-
-
 op = define(
     "rotary(Tensor q, Tensor k, Tensor cos, Tensor sin, Tensor? q_weight=None, Tensor? k_weight=None, *, float eps=1e-6, "
     "bool interleaved=False, ScalarType? compute_dtype=None) -> (Tensor, Tensor)",
     _rotary,
-    samples=samples,
     composite=True,
 )
 autocast.lower_precision(op)

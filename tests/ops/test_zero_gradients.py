@@ -7,6 +7,8 @@ import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.testing.generators import normal
 
+from .composites import samples
+
 BACKENDS = ("cpu", "emulate", "reference")
 DIFFERENTIABLE = [op for op in REGISTRY.values() if op.composite]
 
@@ -41,7 +43,7 @@ def check(function, inputs) -> None:
 @pytest.mark.parametrize("op", DIFFERENTIABLE, ids=lambda op: op.name)
 def test_every_op(op, backend):
     checked = 0
-    for args, kwargs in op.samples("cpu"):
+    for args, kwargs in samples(op, "cpu"):
         inputs = [t for t in args if isinstance(t, torch.Tensor) and t.requires_grad]
         if inputs:
             with ak.backend(backend):

@@ -15,6 +15,8 @@ from amp_kernels._dispatch import cpu_isa, load
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.cli import doctor
 
+from ..ops.composites import samples
+
 MUTATING = [name for name, op in REGISTRY.items() if op.mutated]
 LISTS = ("check_and_norm", "exponent_histogram")  # of tensors, for which autograd keeps no graph of a raw op
 RAW = [name for name, op in REGISTRY.items() if not op.mutated and not op.composite and name not in LISTS]
@@ -123,7 +125,7 @@ def test_backward_through_a_raw_op_raises(name):
 def test_every_op_has_samples_of_more_than_one_dtype():
     for name, op in REGISTRY.items():
         lists = [
-            value if isinstance(value, (list, tuple)) else [value] for args, _ in op.samples("cpu") for value in args
+            value if isinstance(value, (list, tuple)) else [value] for args, _ in samples(op, "cpu") for value in args
         ]
         dtypes = {t.dtype for values in lists for t in values if isinstance(t, torch.Tensor)}
         assert {torch.float32, torch.float16, torch.bfloat16} <= dtypes or name in (

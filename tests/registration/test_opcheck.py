@@ -10,6 +10,8 @@ import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.testing.backends import available_backends, check_backend
 
+from ..ops import composites
+
 NAMES = sorted(REGISTRY)
 KERNELS = [name for name in NAMES if not REGISTRY[name].composite]
 #: Compilers see torch's operations instead of these. They round at other places; everything else has the bits of eager calls.
@@ -19,7 +21,7 @@ UNTRACED, TRACED = ("test_schema", "test_autograd_registration", "test_faketenso
 
 
 def samples(name):
-    return list(REGISTRY[name].samples("cpu"))
+    return list(composites.samples(REGISTRY[name], "cpu"))
 
 
 def detached(values):

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
 
+from ..ops.composites import samples
 from .test_layers import PACKAGE, sources
 
 NAMES = {name: getattr(ak.nn.functional, name) for name in ak.nn.functional.__all__} | vars(ak)
@@ -37,7 +38,7 @@ def outcome(function, *args, **kwargs):
 def everything():
     torch.manual_seed(0)
     for name in COMPOSITE:
-        for args, kwargs in REGISTRY[name].samples("cpu"):
+        for args, kwargs in samples(REGISTRY[name], "cpu"):
             yield name, outcome(REGISTRY[name].overload, *args, **kwargs)
     nested = torch.nested.as_nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.strided)
     sparse, ids = torch.eye(4).to_sparse(), torch.arange(3)

@@ -17,6 +17,7 @@ from amp_kernels._dispatch.library import REGISTRY, Op, Sample
 from amp_kernels._updates.op import RULES
 from amp_kernels.testing.backends import TOLERANCE
 
+from ..ops import composites
 from .fuzz import BAD, Draw, main
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int32, torch.int16]
@@ -28,7 +29,7 @@ REFUSALS = ValueError, TypeError, RuntimeError
 
 @functools.cache
 def samples(name: str) -> list[Sample]:
-    return list(REGISTRY[name].samples("cpu"))
+    return list(composites.samples(REGISTRY[name], "cpu"))
 
 
 def drawn(draw: Draw, op: Op) -> dict:
