@@ -1,4 +1,15 @@
-"""The next loss scale, decided on the device from what the optimizers' checks found."""
+"""The next loss scale, decided on the device from what the optimizers' checks found: one iteration, in place, without a host sync.
+
+An overflow (any of ``found_infs`` positive; flags are never added up) resets ``growth_tracker``, int32, and takes one from
+``hysteresis_tracker``, int32; once that is at or below zero, ``scale = max(scale * backoff_factor, min_scale)``. Otherwise the growth
+tracker counts up, and when it reaches ``growth_interval`` it restarts (0: never); unless ``scale * growth_factor`` overflows, the scale
+becomes ``min(scale * growth_factor, max_scale)`` and the hysteresis tracker is refilled with ``hysteresis``. Without bounds and with a
+hysteresis of 1 that is exactly :class:`torch.amp.GradScaler`'s rule; the floor and the hysteresis are Megatron-LM's, ``consecutive``,
+with which every iteration without overflow refills, is DeepSpeed's ``consecutive_hysteresis``. ``skipped_steps`` and
+``consecutive_skips``, int64, count the iterations with an overflow, in all and the last ones in a row.
+
+The numbers are those of :class:`amp_kernels.GradScaler`, which checks them where they are set.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +41,7 @@ def _reference(
     skipped_steps: Tensor | None = None,
     consecutive_skips: Tensor | None = None,
 ) -> None:
-    _check_hysteresis(hysteresis)
+    lists.check_number("update_scale_", "hysteresis", hysteresis, *HYSTERESIS)
     scalars = (scale, growth_tracker, hysteresis_tracker, skipped_steps, consecutive_skips)
     scale, growth_tracker, hysteresis_tracker, skipped_steps, consecutive_skips = (
         t if t is None else t.reshape(()) for t in scalars
@@ -56,10 +67,6 @@ def _reference(
         skipped_steps.add_(found)
     if consecutive_skips is not None:
         consecutive_skips.add_(1).mul_(found)
-
-
-def _check_hysteresis(hysteresis: int) -> None:
-    lists.check_number("update_scale_", "hysteresis", hysteresis, *HYSTERESIS)
 
 
 def samples(device: str) -> Iterator[Sample]:
@@ -103,80 +110,3 @@ op = define(
     _reference,
     samples=samples,
 )
-
-
-def update_scale_(
-    scale: Tensor,
-    growth_tracker: Tensor,
-    hysteresis_tracker: Tensor,
-    found_infs: Sequence[Tensor],
-    growth_factor: float = 2.0,
-    backoff_factor: float = 0.5,
-    growth_interval: int = 2000,
-    min_scale: float = 0.0,
-    max_scale: float = math.inf,
-    hysteresis: int = 1,
-    consecutive: bool = False,
-    skipped_steps: Tensor | None = None,
-    consecutive_skips: Tensor | None = None,
-) -> None:
-    """Advance a dynamic loss scale by one iteration, in place and without a host sync.
-
-    An overflow (any of ``found_infs`` positive; flags are never added up) resets the growth tracker and takes one from
-    the hysteresis tracker; once that is at or below zero, ``scale = max(scale * backoff_factor, min_scale)``. Otherwise
-    the growth tracker counts up, and when it reaches ``growth_interval`` it restarts; unless ``scale * growth_factor``
-    overflows, the scale becomes ``min(scale * growth_factor, max_scale)`` and the hysteresis tracker is refilled. The
-    defaults are exactly :class:`torch.amp.GradScaler`'s rule; the floor and the hysteresis are Megatron-LM's,
-    ``consecutive`` is DeepSpeed's ``consecutive_hysteresis``.
-
-    Args:
-        scale: float32, one element; overwritten.
-        growth_tracker: int32, one element: iterations without overflow since the scale last changed; overwritten.
-        hysteresis_tracker: int32, one element: overflows left before the scale yields; overwritten.
-        found_infs: non-empty list of float32 single elements on the same device, one per check.
-        growth_factor: at least 1.
-        backoff_factor: above 0, at most 1.
-        growth_interval: iterations; 0 never grows.
-        min_scale: lower bound of a backoff, at least 0.
-        max_scale: upper bound of a growth, at least ``min_scale``.
-        hysteresis: overflows that make the scale yield, from 1 to 2^31 - 1, what its tracker holds.
-        consecutive: every iteration without overflow refills the hysteresis tracker, not only one in which the scale grows.
-        skipped_steps: int64, one element: counts the iterations with an overflow.
-        consecutive_skips: int64, one element: counts the last ones in a row; 0 after one without.
-
-    Raises:
-        TypeError: a tensor is not one element of its dtype.
-        ValueError: a number is out of range or NaN, ``found_infs`` is empty, or devices differ.
-    """
-    found_infs = list(found_infs)
-    if not found_infs:
-        raise ValueError("update_scale_: found_infs is an empty list; at least one check must have been made")
-    lists.check_scalar("update_scale_", "scale", scale, scale.device)
-    lists.check_scalar("update_scale_", "growth_tracker", growth_tracker, scale.device, torch.int32)
-    lists.check_scalar("update_scale_", "hysteresis_tracker", hysteresis_tracker, scale.device, torch.int32)
-    for name, counter in (("skipped_steps", skipped_steps), ("consecutive_skips", consecutive_skips)):
-        if counter is not None:
-            lists.check_scalar("update_scale_", name, counter, scale.device, torch.int64)
-    for i, found_inf in enumerate(found_infs):
-        lists.check_scalar("update_scale_", f"found_infs[{i}]", found_inf, scale.device)
-    lists.check_number("update_scale_", "growth_factor", growth_factor, 1.0)
-    lists.check_number("update_scale_", "backoff_factor", backoff_factor, math.ulp(0.0), 1.0)
-    lists.check_number("update_scale_", "growth_interval", growth_interval, 0)
-    lists.check_number("update_scale_", "min_scale", min_scale, 0.0)
-    lists.check_number("update_scale_", "max_scale", max_scale, min_scale)
-    _check_hysteresis(hysteresis)
-    op(
-        scale,
-        growth_tracker,
-        hysteresis_tracker,
-        found_infs,
-        growth_factor,
-        backoff_factor,
-        growth_interval,
-        min_scale,
-        max_scale,
-        hysteresis,
-        consecutive,
-        skipped_steps,
-        consecutive_skips,
-    )

@@ -50,9 +50,7 @@ class ScaleRule:
         skip_counters: tuple[Tensor, ...],
     ) -> None:
         """Move the scale by what an iteration found. ``factors``: growth, backoff and growth interval."""
-        if (
-            self.dynamic
-        ):  # of checked numbers and tensors of the scaler's own: the op, without the checks of its public form
+        if self.dynamic:
             options = self.min_scale, self.max_scale, self.hysteresis, self.consecutive_hysteresis
             update_scale_op(scale, growth_tracker, self.tracker, found_infs, *factors, *options, *skip_counters)
 

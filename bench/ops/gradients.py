@@ -3,6 +3,7 @@ unscale + norm (two reads and a write); unscale_ against the op torch.amp uses; 
 bincount of torch, a tensor at a time; update_scale_, nothing but the latency of one launch."""
 
 import itertools
+import math
 from collections.abc import Iterator
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from amp_kernels._raw import check_and_norm as raw_check_and_norm
 from amp_kernels._raw import exponent_histogram as raw_exponent_histogram
 from amp_kernels._raw.unscale import unscale_
-from amp_kernels._raw.update_scale import update_scale_
+from amp_kernels._raw.update_scale import op as update_scale_op
 from amp_kernels.testing.updates import draw
 
 from ..harness.case import DTYPES, Call, Case, Scope, Tensors
@@ -198,7 +199,7 @@ def _torch_scale(scale: torch.Tensor, tracker: torch.Tensor, hysteresis: torch.T
 
 
 def _our_scale(scale: torch.Tensor, tracker: torch.Tensor, hysteresis: torch.Tensor, flags: Tensors) -> None:
-    update_scale_(scale, tracker, hysteresis, flags, GROWTH, BACKOFF, NEVER)
+    update_scale_op(scale, tracker, hysteresis, flags, GROWTH, BACKOFF, NEVER, 0.0, math.inf, 1)
 
 
 CASES = (check_and_norm, unscale, exponent_histogram, update_scale)

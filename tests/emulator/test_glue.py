@@ -5,6 +5,7 @@ is full of NaN on the emulator and unreadable until written. Results are those o
 """
 
 import functools
+import math
 import re
 
 import pytest
@@ -14,7 +15,7 @@ import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._raw.check_and_norm import check_and_norm
 from amp_kernels._raw.unscale import unscale_
-from amp_kernels._raw.update_scale import update_scale_
+from amp_kernels._raw.update_scale import op as update_scale_
 from amp_kernels.ops._shadows import fresh_shadow
 from amp_kernels.optim import _matrices
 from amp_kernels.testing.emulator import launches
@@ -98,11 +99,11 @@ def test_update_scale_sees_every_flag_and_option(found):
             lambda s, t, h, flags: update_scale_(s, t, h, flags, 4.0, 0.125, 5, 16.0, 128.0, 3), *state, flags
         )
         assert_same_on_both(
-            lambda s, t, h, flags: update_scale_(s, t, h, flags, hysteresis=2, consecutive=True), *state, flags
+            lambda *args: update_scale_(*args, 2.0, 0.5, 2000, 0.0, math.inf, 2, consecutive=True), *state, flags
         )
         counters = torch.tensor(7), torch.tensor(2)
         assert_same_on_both(
-            lambda *args: update_scale_(*args[:4], skipped_steps=args[4], consecutive_skips=args[5]),
+            lambda *args: update_scale_(*args[:4], 2.0, 0.5, 2000, 0.0, math.inf, 1, False, *args[4:]),
             *state,
             flags,
             *counters,

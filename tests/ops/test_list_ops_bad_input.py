@@ -9,7 +9,6 @@ import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._raw.check_and_norm import check_and_norm
 from amp_kernels._raw.unscale import unscale_
-from amp_kernels._raw.update_scale import update_scale_
 from amp_kernels._updates.op import RULES
 
 ONE = torch.ones(())
@@ -85,45 +84,10 @@ def test_scalars(scalar, error, text):
         lambda: check_and_norm(grads, scalar),
         lambda: unscale_(grads, scalar, ONE),
         lambda: unscale_(grads, torch.zeros(()), scalar),
-        lambda: update_scale_(ONE.clone(), torch.tensor(0).int(), torch.tensor(1).int(), [scalar]),
     ):
         with pytest.raises(error, match=text):
             call()
     assert torch.equal(grads[0], torch.ones(2))
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"growth_factor": 0.5}, "growth_factor is 0.5"),
-        ({"backoff_factor": 0.0}, "backoff_factor is 0.0"),
-        ({"backoff_factor": 1.5}, "backoff_factor is 1.5"),
-        ({"growth_interval": -1}, "growth_interval is -1"),
-        ({"min_scale": -1.0}, "min_scale is -1.0"),
-        ({"min_scale": 2.0, "max_scale": 1.0}, "max_scale is 1.0; accepted: a number from 2.0"),
-        ({"hysteresis": 0}, "hysteresis is 0"),
-        ({"hysteresis": 2**31}, "hysteresis is 2147483648"),
-        *(
-            ({key: float("nan")}, f"{key} is nan")
-            for key in ("growth_factor", "backoff_factor", "min_scale", "max_scale")
-        ),
-    ],
-)
-def test_update_scale_numbers(options, text):
-    scale, tracker, left = torch.tensor(4.0), torch.tensor(0).int(), torch.tensor(1).int()
-    with pytest.raises(ValueError, match=f"update_scale_: {text}"):
-        update_scale_(scale, tracker, left, [torch.ones(())], **options)
-    assert (scale.item(), tracker.item(), left.item()) == (4.0, 0, 1)
-
-
-def test_update_scale_tensors():
-    scale, tracker, left = torch.tensor(4.0), torch.tensor(0).int(), torch.tensor(1).int()
-    with pytest.raises(ValueError, match="found_infs is an empty list"):
-        update_scale_(scale, tracker, left, [])
-    with pytest.raises(TypeError, match="growth_tracker is int64"):
-        update_scale_(scale, tracker.long(), left, [ONE])
-    with pytest.raises(TypeError, match="hysteresis_tracker is float32"):
-        update_scale_(scale, tracker, scale, [ONE])
 
 
 def changed(rule, **changes):

@@ -108,8 +108,6 @@ def test_bad_counters_change_nothing():
     for name, counter in (("skipped_steps", torch.tensor(1.0)), ("consecutive_skips", torch.tensor([1, 2]))):
         with pytest.raises(RuntimeError, match=f"update_scale_: {name} must have"):
             OP(*tensors, [torch.tensor(1.0)], 2.0, 0.5, 2, 0.0, 1e9, 1, **{name: counter})
-        with pytest.raises(TypeError, match=f"{name} is"):
-            module.update_scale_(*tensors, [torch.tensor(1.0)], **{name: counter})
         assert counter.sum().item() in (1.0, 3)
     assert [t.item() for t in tensors] == [1024.0, 0, 1]
 
