@@ -22,8 +22,9 @@ import torch
 import amp_kernels as ak
 from amp_kernels._dispatch import cpu_isa
 from amp_kernels._dispatch.library import REGISTRY, Op
-from amp_kernels.testing import backends
+from amp_kernels.cli.check import available_backends
 
+from .helpers.backends import use
 from .ops.composites import samples
 
 OPTIMIZERS = {
@@ -64,7 +65,7 @@ def digest(*values: Any) -> str:
 
 def ways(op: Op) -> list[str]:
     """The backends of an op on a CPU, one entry for each instruction set."""
-    names = ["reference", *backends.available_backends(op, "cpu")]
+    names = ["reference", *available_backends(op, "cpu")]
     isas = [f"cpu/{isa}" for isa in cpu_isa.available()] if op.tensor_cores else ["cpu"]
     return [way for name in names for way in (isas if name == "cpu" else [name])]
 
@@ -72,7 +73,7 @@ def ways(op: Op) -> list[str]:
 def op_records(op: Op) -> Iterator[tuple[str, str]]:
     for way in ways(op):
         for number, (args, kwargs) in enumerate(samples(op, "cpu")):
-            with backends.use(way):
+            with use(way):
                 returned = op(*args, **kwargs)
             mutated = [args[i] if i < len(args) else kwargs.get(name) for i, name in op.mutated]
             yield f"{op.name} {way} {number}", digest(returned, mutated)

@@ -13,7 +13,7 @@ cost each call a microsecond.
 Numerics: products of 16-bit numbers are exact in fp32. Partial sums are never rounded to 16 bits, the epilogue sees the
 unrounded fp32 sums, and the only rounding is the final one, to nearest even. So for K terms
 ``|error| <= u_out |result| + c K 2^-23 (|a| @ |b|)``, with ``u_out`` half an ulp of the output type
-(amp_kernels/testing/bounds.py). One exception: on Hopper an accumulation with alpha = beta = 1 is an addition in the L2
+(tests/helpers/bounds.py). One exception: on Hopper an accumulation with alpha = beta = 1 is an addition in the L2
 cache, which takes and gives subnormal numbers as zeros.
 
 ``gemm_dact`` serves the backward of ``y = activation(z) @ w2``. The gradient of ``activation(z)``, ``dy @ w2^T``, is only

@@ -12,6 +12,7 @@ import torch
 from .._dispatch import load, policy, profile
 from .._dispatch.library import REGISTRY
 from .._version import __version__
+from .check import available_backends, check_backend
 
 
 def devices() -> list[str]:
@@ -102,8 +103,6 @@ def _ops() -> str:
 
 
 def _check() -> int:
-    from ..testing.backends import available_backends, check_backend
-
     failures, width = 0, max(map(len, REGISTRY))
     print()
     for name, op in sorted(REGISTRY.items()):

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import torch
 
 import amp_kernels as ak
-from amp_kernels.testing.updates import draw
 
 from ..harness.case import DTYPES, Call, Case, Scope, Tensors
 from . import lists
@@ -28,7 +27,7 @@ def cast(scope: Scope) -> Iterator[Case]:
                 dtype=f"{source} to {to}",
                 bytes=count * (DTYPES[source].itemsize + DTYPES[to].itemsize),
                 flops=0,
-                inputs=lambda generator, shapes=shapes, source=source: draw(shapes, DTYPES[source], generator),
+                inputs=lambda generator, shapes=shapes, source=source: lists.draw(shapes, DTYPES[source], generator),
                 reference=lambda sources, to=to: {"out": ([s.to(DTYPES[to]).double() for s in sources], 0.0)},
             )
 

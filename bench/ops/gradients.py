@@ -12,7 +12,6 @@ from amp_kernels._raw import check_and_norm as raw_check_and_norm
 from amp_kernels._raw import exponent_histogram as raw_exponent_histogram
 from amp_kernels._raw.unscale import unscale_
 from amp_kernels._raw.update_scale import op as update_scale_op
-from amp_kernels.testing.updates import draw
 
 from ..harness.case import DTYPES, Call, Case, Scope, Tensors
 from . import lists
@@ -44,7 +43,7 @@ def norm_of_list(name: str, shapes: list[lists.Shape], dtype: str, options: dict
         bytes=count * DTYPES[dtype].itemsize,
         written=0,
         flops=2 * count,
-        inputs=lambda generator: draw(shapes, DTYPES[dtype], generator),
+        inputs=lambda generator: lists.draw(shapes, DTYPES[dtype], generator),
         reference=lambda grads: _exact_norm(grads, **options),
     )
 
@@ -97,7 +96,7 @@ def unscale(scope: Scope) -> Iterator[Case]:
                 dtype=dtype,
                 bytes=2 * count * DTYPES[dtype].itemsize,
                 flops=count,
-                inputs=lambda generator, shapes=shapes, dtype=dtype: draw(shapes, DTYPES[dtype], generator),
+                inputs=lambda generator, shapes=shapes, dtype=dtype: lists.draw(shapes, DTYPES[dtype], generator),
                 reference=lambda grads: {
                     "grads": ([grad.double() * INVERSE for grad in grads], 0.0),
                     "found_inf": (torch.zeros((), dtype=torch.float64, device=grads[0].device), 0.0),
@@ -134,7 +133,7 @@ def exponent_histogram(scope: Scope) -> Iterator[Case]:
                 bytes=count * DTYPES[dtype].itemsize,
                 written=0,
                 flops=count,
-                inputs=lambda generator, shapes=shapes, dtype=dtype: draw(shapes, DTYPES[dtype], generator),
+                inputs=lambda generator, shapes=shapes, dtype=dtype: lists.draw(shapes, DTYPES[dtype], generator),
                 reference=lambda tensors: {
                     name: (value, 0.0) for name, value in _named(raw_exponent_histogram.op.reference(tensors)).items()
                 },

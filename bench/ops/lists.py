@@ -1,6 +1,8 @@
-"""Parameter lists of real models, as shapes."""
+"""Parameter lists of real models, as shapes, and random tensors of these."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+import torch
 
 from ..harness.case import Scope
 
@@ -94,3 +96,8 @@ def _reduced(name: str, shapes: list[Shape], memory: float) -> tuple[str, list[S
     while BYTES_PER_PARAM * numel(small := [(-(-s[0] // factor), *s[1:]) for s in shapes]) > memory and factor < 2**20:
         factor *= 2
     return (name if factor == 1 else f"{name} / {factor}"), small
+
+
+def draw(shapes: Iterable[Shape], dtype: torch.dtype, generator: torch.Generator) -> list[torch.Tensor]:
+    """Normal numbers, generated directly in ``dtype`` on the generator's device: a float32 copy of a large list may not fit."""
+    return [torch.randn(shape, generator=generator, device=generator.device, dtype=dtype) for shape in shapes]

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 import torch
 
 import amp_kernels as ak
-from amp_kernels.testing.updates import draw
 
 from ..harness.case import Call, Case, Scope, Tensors
 from . import lists
@@ -50,7 +49,7 @@ def _cases(
             dtype="fp32",
             bytes=bytes_per_param * count,
             flops=flops(shapes),
-            inputs=lambda generator, shapes=shapes: [draw(shapes, torch.float32, generator) for _ in range(2)],
+            inputs=lambda generator, shapes=shapes: [lists.draw(shapes, torch.float32, generator) for _ in range(2)],
             reference=lambda inputs: {
                 "params": ([reference(p.double(), gradients(g.double())) for p, g in zip(*inputs, strict=True)], bound)
             },

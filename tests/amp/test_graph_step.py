@@ -6,9 +6,9 @@ import torch
 import amp_kernels as ak
 from amp_kernels.ops._shadows import fresh_shadow
 from amp_kernels.optim._state import Place
-from amp_kernels.testing.generators import normal
 
 from ..gpu.test_optimizers import OPTIMIZERS
+from ..helpers.generators import normal
 from ..reliability.loop import assert_same, flat
 
 BATCHES = [normal(6, 4, seed=i) for i in range(6)]

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from amp_kernels.testing.patience import PATIENCE
 from bench import tiles
 from bench.ops.gemm_shapes import Shape
 from bench.prediction import measured, tile_times
 from bench.prediction.tile_times import EPILOGUES, FILE, NEWER, Choice, Product
+
+from ..helpers.patience import PATIENCE
 
 _host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
 

@@ -6,9 +6,9 @@ import functools
 import subprocess
 from pathlib import Path
 
-from amp_kernels.testing.patience import PATIENCE
 from tools.ptx.cuobjdump import cuobjdump
 
+from ..helpers.patience import PATIENCE
 from ..ptx.build import package_objects
 
 CSRC = Path(__file__).parents[2] / "csrc"

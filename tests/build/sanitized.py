@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 import amp_kernels
-from amp_kernels.testing.patience import PATIENCE
+
+from ..helpers.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = "libamp_kernels_cpu.so"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from amp_kernels.testing.patience import PATIENCE
 from tools.ptx.cuobjdump import cuobjdump
 
+from ..helpers.patience import PATIENCE
 from .listing import Instruction, branch_tables, parse
 from .sass import Thread
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from amp_kernels.testing.patience import PATIENCE
 from tools.ptx.cuobjdump import cuobjdump
 
 from ..draw import drawn
+from ..helpers.patience import PATIENCE
 from . import listing
 from .bytes_in_flight import halves, rounds
 from .kernel_budgets import BUDGETS, FLOOR, Budget, table

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_kernels.testing.patience import PATIENCE
+from ..helpers.patience import PATIENCE
 
 HERE = Path(__file__).parent
 

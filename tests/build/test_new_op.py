@@ -69,7 +69,7 @@ import amp_kernels as ak
 from amp_kernels._dispatch import policy
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.cli import info
-from amp_kernels.testing.backends import available_backends, check_backend
+from amp_kernels.cli.check import available_backends, check_backend
 
 op, in_place = REGISTRY["toy_product"], REGISTRY["toy_negate_"]
 assert op.family == in_place.family == "toy"

@@ -102,7 +102,7 @@ import copy
 import torch
 import amp_kernels as ak
 from amp_kernels.optim.adagrad import Adagrad
-from amp_kernels.testing.backends import available_backends, check_backend
+from amp_kernels.cli.check import available_backends, check_backend
 from amp_kernels._dispatch.library import REGISTRY
 
 op = REGISTRY["adagrad_"]
@@ -192,7 +192,7 @@ import torch
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._updates.arguments import UpdateArguments
-from amp_kernels.testing.backends import check_backend
+from amp_kernels.cli.check import check_backend
 
 for name in ("adamw_", "sgd_", "lion_", "muon_", "lamb_", "lamb_half_"):
     assert "int seed, float nudge" in str(REGISTRY[name].schema)

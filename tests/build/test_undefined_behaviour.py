@@ -20,14 +20,15 @@ def package(tmp_path_factory):
 def every_sample() -> None:
     """All samples of the registry, and products of matrices without elements, whose strides mean nothing."""
     from amp_kernels._dispatch.library import REGISTRY
-    from amp_kernels.testing import backends
+    from amp_kernels.cli.check import available_backends
 
+    from ..helpers.backends import use
     from ..ops.raw import gemm, gemm_accumulate_
 
     for op in REGISTRY.values():
-        if "cpu" in backends.available_backends(op, "cpu"):
+        if "cpu" in available_backends(op, "cpu"):
             for args, kwargs in op.samples("cpu"):
-                with backends.use("cpu"):
+                with use("cpu"):
                     op(*args, **kwargs)
     for m, n, k, step in itertools.product((0, 1, 3), (0, 1, 3), (0, 1, 3), (1, 3)):
         a, b = (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from amp_kernels.testing.ranks import Ranks
+from ..helpers.ranks import Ranks
 
 
 @pytest.fixture(scope="session")

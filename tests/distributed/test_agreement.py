@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import amp_kernels as ak
 from amp_kernels._sharding.agreement import Agreement, shard_number
 from amp_kernels._sharding.local import local
-from amp_kernels.testing.ranks import Failure
 
+from ..helpers.ranks import Failure
 from .worlds import LAYOUTS, everyone, give, grid, make_model, whole
 
 # ---- the ops of a step ----

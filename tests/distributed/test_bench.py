@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from amp_kernels.testing.patience import PATIENCE
 from bench import train
 from bench.training import ranks as bench_ranks
 from bench.training.collectives import CountSent
@@ -17,6 +16,7 @@ from bench.training.data import load_text
 from bench.training.gpt import GPT, MODELS
 from bench.training.trial import Settings
 
+from ..helpers.patience import PATIENCE
 from .worlds import everyone
 
 ROOT = Path(__file__).parents[2]

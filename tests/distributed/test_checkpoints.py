@@ -30,8 +30,8 @@ from torch.utils._pytree import tree_leaves
 
 import amp_kernels as ak
 from amp_kernels._sharding.local import local
-from amp_kernels.testing.ranks import Failure
 
+from ..helpers.ranks import Failure
 from .worlds import LAYOUTS, give, make_model, make_wide, states, whole
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 
 import amp_kernels as ak
 from amp_kernels.ops import _linear
-from amp_kernels.testing.generators import normal
 
+from ..helpers.generators import normal
 from .worlds import everyone, whole
 
 

@@ -11,8 +11,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import amp_kernels as ak
 from amp_kernels.nn import experts
-from amp_kernels.testing.generators import normal
 
+from ..helpers.generators import normal
 from ..nn.test_experts import Experts
 from .worlds import everyone
 

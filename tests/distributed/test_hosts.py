@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 import amp_kernels as ak
-from amp_kernels.testing.ranks import Failure, Ranks, hosts_allowed
 
+from ..helpers.ranks import Failure, Ranks, hosts_allowed
 from .test_optimizers import BAD
 from .worlds import LAYOUTS, compare, give, make_model
 

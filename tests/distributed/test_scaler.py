@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import amp_kernels as ak
 from amp_kernels._sharding.local import local
-from amp_kernels.testing.generators import normal
 
+from ..helpers.generators import normal
 from .worlds import LAYOUTS, difference, everyone, give, make_model, whole, without_sync
 
 THEIRS = {

@@ -5,7 +5,8 @@ import torch
 import torch.distributed as dist
 
 import amp_kernels as ak
-from amp_kernels.testing import generators
+
+from ..helpers import generators
 
 FEATURES, ROWS, BLOCKS = 8 * 24, 5, 8
 

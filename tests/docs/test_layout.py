@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_kernels.testing.patience import PATIENCE
+from ..helpers.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -16,8 +16,9 @@ from packaging.requirements import Requirement
 
 import amp_kernels as ak
 from amp_kernels._dispatch.policy import Built, choose
-from amp_kernels.testing.patience import PATIENCE
 from bench import report, summary
+
+from ..helpers.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text()

@@ -3,7 +3,8 @@
 import torch
 
 import amp_kernels as ak
-from amp_kernels.testing.emulator import launches
+
+from ..helpers.emulator import launches
 
 f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
 

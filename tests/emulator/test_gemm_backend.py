@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels.testing.backends import check_backend
-from amp_kernels.testing.emulator import Launch, launches
+from amp_kernels.cli.check import check_backend
 
 from ..gpu.gemm_cases import KINDS, small_edges
+from ..helpers.emulator import Launch, launches
 from ..ops.raw import gemm, gemm_accumulate_, gemm_dact
 
 _host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")

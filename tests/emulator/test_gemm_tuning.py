@@ -11,8 +11,9 @@ from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._dispatch.product_call import ProductCall
 from amp_kernels._raw.gemm import gemm_op, set_gemm_plan
 from amp_kernels.cli import tune
-from amp_kernels.testing.emulator import launches
-from amp_kernels.testing.generators import normal
+
+from ..helpers.emulator import launches
+from ..helpers.generators import normal
 
 pytestmark = [
     pytest.mark.own_backend,

@@ -18,8 +18,8 @@ from amp_kernels._raw.unscale import unscale_
 from amp_kernels._raw.update_scale import op as update_scale_
 from amp_kernels.ops._shadows import fresh_shadow
 from amp_kernels.optim import _matrices
-from amp_kernels.testing.emulator import launches
 
+from ..helpers.emulator import launches
 from ..ops.raw import activation_backward, gemm, gemm_accumulate_, gemm_dact
 from .both import assert_same_on_both, bf16, f16, f32, integers, tensors
 

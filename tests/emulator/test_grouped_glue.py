@@ -8,8 +8,8 @@ import torch
 import amp_kernels as ak
 from amp_kernels._raw.gemm import gemm_op
 from amp_kernels._raw.grouped_gemm import grouped_gemm_accumulate_op, grouped_gemm_op
-from amp_kernels.testing.emulator import launches
 
+from ..helpers.emulator import launches
 from .both import assert_same_on_both, bf16, f16, f32, integers
 
 

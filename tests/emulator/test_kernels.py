@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_kernels.testing.patience import PATIENCE
+from ..helpers.patience import PATIENCE
 
 HERE = Path(__file__).parent
 # An environment's own cmake and ninja count, also where it was not activated.

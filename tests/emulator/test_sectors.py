@@ -6,8 +6,9 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels.testing.emulator import launches
-from amp_kernels.testing.generators import normal
+
+from ..helpers.emulator import launches
+from ..helpers.generators import normal
 
 f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
 PAIRS = [(f32, f32), (bf16, f32), (f32, bf16), (bf16, bf16), (f16, f32)]

@@ -8,8 +8,9 @@ import amp_kernels as ak
 from amp_kernels import _host
 from amp_kernels._raw.gemm import gemm_accumulate_op, gemm_op
 from amp_kernels._raw.segmented_gemm import accumulate_op, joined, op
-from amp_kernels.testing.emulator import launches
-from amp_kernels.testing.generators import HALF_DTYPES, normal
+
+from ..helpers.emulator import launches
+from ..helpers.generators import HALF_DTYPES, normal
 
 f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_kernels.testing.patience import PATIENCE
+from ..helpers.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 SHORT = "not thousand_steps and not rank"  # those take minutes on the emulator, or processes of their own

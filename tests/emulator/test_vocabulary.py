@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_kernels.testing.patience import PATIENCE
+from ..helpers.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.nvcc, pytest.mark.slow]

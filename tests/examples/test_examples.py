@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_kernels.testing.patience import PATIENCE
+from ..helpers.patience import PATIENCE
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.py"))

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import amp_kernels as ak
-from amp_kernels.testing import generators
+
+from ..helpers import generators
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 ROWS, COLUMNS, CLASSES = 6, 40, 23

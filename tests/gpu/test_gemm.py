@@ -10,10 +10,10 @@ import amp_kernels as ak
 from amp_kernels._raw.gemm import gemm_op
 from amp_kernels._raw.syrk import mirrored
 from amp_kernels._raw.syrk import op as syrk
-from amp_kernels.testing.bounds import assert_within, reference_and_bound
-from amp_kernels.testing.generators import HALF_DTYPES
-from amp_kernels.testing.poison import assert_only_written, embed, poisoned_allocations
 
+from ..helpers.bounds import assert_within, reference_and_bound
+from ..helpers.generators import HALF_DTYPES
+from ..helpers.poison import assert_only_written, embed, poisoned_allocations
 from ..ops.raw import gemm, gemm_accumulate_, gemm_dact
 from . import launches
 from .gemm_cases import CASES, SYMMETRIC, GemmCase

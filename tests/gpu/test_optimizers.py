@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels.testing.generators import normal
 
+from ..helpers.generators import normal
 from . import launches
 
 pytestmark = pytest.mark.gpu

@@ -7,7 +7,8 @@ from torch.utils.checkpoint import checkpoint
 
 import amp_kernels as ak
 from amp_kernels.nn import residual
-from amp_kernels.testing.generators import normal
+
+from ..helpers.generators import normal
 
 nn = torch.nn
 WIDTH = 8

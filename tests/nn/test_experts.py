@@ -10,8 +10,9 @@ import torch.nn.functional as F
 
 import amp_kernels as ak
 from amp_kernels.nn import accumulate_fp32, convert, experts, revert
-from amp_kernels.testing.generators import normal
-from amp_kernels.testing.poison import poisoned_allocations
+
+from ..helpers.generators import normal
+from ..helpers.poison import poisoned_allocations
 
 
 class Experts(torch.nn.Module):

@@ -8,7 +8,8 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels.nn import GroupedLinear, accumulate_fp32
-from amp_kernels.testing.generators import normal
+
+from ..helpers.generators import normal
 
 
 def ends(*values):

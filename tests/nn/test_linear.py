@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from amp_kernels.nn import Linear
-from amp_kernels.testing.bounds import assert_within, reference_and_bound
+
+from ..helpers.bounds import assert_within, reference_and_bound
 
 
 def twins(*args, **kwargs):

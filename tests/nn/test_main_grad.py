@@ -12,7 +12,8 @@ import torch
 import amp_kernels as ak
 from amp_kernels.nn import MLP, Linear, accumulate_fp32
 from amp_kernels.ops import _main_grad
-from amp_kernels.testing.bounds import assert_within, reference_and_bound
+
+from ..helpers.bounds import assert_within, reference_and_bound
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,8 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels.nn import rotary as module
-from amp_kernels.testing.generators import normal
+
+from ..helpers.generators import normal
 
 WIDTH, HEADS = 8, 3
 SOURCE = """

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 
 import amp_kernels as ak
-from amp_kernels.testing.generators import normal
+
+from ..helpers.generators import normal
 
 nn = torch.nn
 WIDTH, HEADS, TOKENS = 32, 2, 35

@@ -10,7 +10,8 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels.numerics import StepMonitor
-from amp_kernels.testing.patience import PATIENCE
+
+from ..helpers.patience import PATIENCE
 
 
 def train(monitor, optimizer, weight, scaler, slopes, after_backward=lambda: None):

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from amp_kernels._dispatch import cpu_isa, load, nodes
-from amp_kernels.testing.backends import use
+
+from ..helpers.backends import use
 
 BUILT = [name for name in ("cpu", "emulate", "cuda", "triton") if name not in load.absent()]
 TARGETS = [("cpu", name) for name in ("reference", *BUILT) if name not in ("cuda", "triton")]

@@ -11,9 +11,9 @@ from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._updates.op import RULES
 from amp_kernels._updates.samples import Kind
 from amp_kernels._updates.state import exponents_at
-from amp_kernels.testing.bits import assert_same_bits
-from amp_kernels.testing.updates import Update
 
+from ..helpers.bits import assert_same_bits
+from ..helpers.updates import Update
 from .targets import backends_on_cpu
 from .update_rules import BF16, F16, F32
 

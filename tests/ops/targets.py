@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels.testing.backends import available_backends
+from amp_kernels.cli.check import available_backends
 
 
 def backends_on_cpu(op):

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 import amp_kernels as ak
 from amp_kernels._checks.activations import ACTIVATIONS
 from amp_kernels._raw.activation_forward import op as forward_op
-from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within
-from amp_kernels.testing.generators import HALF_DTYPES, normal
-from amp_kernels.testing.poison import poisoned_allocations
 
+from ..helpers.bounds import TINY, UNIT_ROUNDOFF, assert_within
+from ..helpers.generators import HALF_DTYPES, normal
+from ..helpers.poison import poisoned_allocations
 from .targets import device_for
 
 device = device_for(forward_op, without=("reference",))

@@ -9,10 +9,10 @@ from amp_kernels._checks.activations import ACTIVATIONS, GATED
 from amp_kernels._dispatch.policy import requested_backend
 from amp_kernels._raw.activation_backward import op
 from amp_kernels._raw.column_sums import column_sums
-from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within
-from amp_kernels.testing.generators import HALF_DTYPES
-from amp_kernels.testing.poison import embed, poisoned_allocations
 
+from ..helpers.bounds import TINY, UNIT_ROUNDOFF, assert_within
+from ..helpers.generators import HALF_DTYPES
+from ..helpers.poison import embed, poisoned_allocations
 from .raw import activation_backward
 
 

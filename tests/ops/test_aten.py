@@ -12,8 +12,8 @@ from amp_kernels._checks.activations import ACTIVATIONS
 from amp_kernels._dispatch import policy
 from amp_kernels._raw.grouped_gemm import grouped_gemm_op
 from amp_kernels._raw.syrk import op as syrk_op
-from amp_kernels.testing.generators import LAYOUTS, integers, operand
 
+from ..helpers.generators import LAYOUTS, integers, operand
 from .groups import ends, poison_behind, rows_in_float64, sums_in_float64
 from .raw import gemm, gemm_accumulate_, gemm_dact
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from amp_kernels.ops.baddbmm import addmm, baddbmm
-from amp_kernels.testing.bounds import assert_within, frobenius_gate, reference_and_bound
-from amp_kernels.testing.generators import HALF_DTYPES, normal
 
+from ..helpers.bounds import assert_within, frobenius_gate, reference_and_bound
+from ..helpers.generators import HALF_DTYPES, normal
 from .tensors import leaves
 
 SHAPES = [(3, 6, 5), (1, 6, 5), (6, 5), (5,), (6, 1), ()]

@@ -8,8 +8,9 @@ import torch
 import amp_kernels as ak
 from amp_kernels._dispatch.batch_invariant import is_batch_invariant
 from amp_kernels.distributed import tree_sum
-from amp_kernels.testing import generators
-from amp_kernels.testing.backends import use
+
+from ..helpers import generators
+from ..helpers.backends import use
 
 normal = functools.partial(generators.normal, dtype=torch.bfloat16)
 F32 = torch.float32

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels.testing import generators
+
+from ..helpers import generators
 
 ROWS, FEATURES, CLASSES = 45, 96, 70
 normal = functools.partial(generators.normal, dtype=torch.bfloat16)

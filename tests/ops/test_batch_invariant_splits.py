@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels.testing import generators
-from amp_kernels.testing.backends import use
 
+from ..helpers import generators
+from ..helpers.backends import use
 from . import raw
 
 FEATURES, HIDDEN, WORDS = 24, 40, 50

@@ -9,7 +9,8 @@ import torch
 import amp_kernels as ak
 from amp_kernels._dispatch import load, nodes
 from amp_kernels.ops.cast import op
-from amp_kernels.testing.generators import normal
+
+from ..helpers.generators import normal
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 PAIRS = list(itertools.product(DTYPES, DTYPES))

@@ -12,11 +12,11 @@ import amp_kernels as ak
 from amp_kernels._dispatch import cpu_isa, nodes
 from amp_kernels._raw.column_sums import column_sums
 from amp_kernels.ops import _linear
-from amp_kernels.testing.backends import use
-from amp_kernels.testing.bounds import assert_within
-from amp_kernels.testing.patience import PATIENCE
-from amp_kernels.testing.poison import embed, poisoned_allocations
 
+from ..helpers.backends import use
+from ..helpers.bounds import assert_within
+from ..helpers.patience import PATIENCE
+from ..helpers.poison import embed, poisoned_allocations
 from . import raw
 from .raw import activation_backward
 

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 
 from amp_kernels._raw.cross_entropy_rows import op
 from amp_kernels.ops.cross_entropy import cross_entropy
-from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within
-from amp_kernels.testing.generators import HALF_DTYPES
-from amp_kernels.testing.poison import poisoned_allocations
 
+from ..helpers.bounds import TINY, UNIT_ROUNDOFF, assert_within
+from ..helpers.generators import HALF_DTYPES
+from ..helpers.poison import poisoned_allocations
 from .targets import device_for
 
 device = device_for(op)

@@ -12,8 +12,8 @@ from torch.autograd import gradcheck, gradgradcheck
 import amp_kernels as ak
 from amp_kernels._checks.activations import ACTIVATIONS
 from amp_kernels.ops._shadows import refresh_shadow
-from amp_kernels.testing.generators import normal
 
+from ..helpers.generators import normal
 from .tensors import leaves, relative
 
 SMALL = {"m": 2, "k": 3, "n": 4, "h": 6, "g": 3, "a": 2, "b": 3}

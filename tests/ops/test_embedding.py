@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 import amp_kernels as ak
 from amp_kernels._raw.embedding_accumulate import op
-from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within
-from amp_kernels.testing.poison import poisoned_allocations
 
+from ..helpers.bounds import TINY, UNIT_ROUNDOFF, assert_within
+from ..helpers.poison import poisoned_allocations
 from .targets import device_for
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]

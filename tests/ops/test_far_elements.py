@@ -8,7 +8,8 @@ import torch
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.ops.linear_cross_entropy import linear_cross_entropy
-from amp_kernels.testing.generators import normal
+
+from ..helpers.generators import normal
 
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
 COLUMNS = 48

@@ -10,8 +10,9 @@ import torch
 from amp_kernels._checks.activations import ACTIVATIONS
 from amp_kernels._dispatch import cpu_isa
 from amp_kernels._dispatch.policy import requested_backend
-from amp_kernels.testing.bounds import assert_frobenius, assert_unbiased, assert_within, reference_and_bound
-from amp_kernels.testing.generators import (
+
+from ..helpers.bounds import assert_frobenius, assert_unbiased, assert_within, reference_and_bound
+from ..helpers.generators import (
     EDGE_SIZES,
     EXACT_INTEGERS,
     HALF_DTYPES,
@@ -20,8 +21,7 @@ from amp_kernels.testing.generators import (
     integers,
     operand,
 )
-from amp_kernels.testing.poison import assert_only_written, embed, poisoned_allocations
-
+from ..helpers.poison import assert_only_written, embed, poisoned_allocations
 from .raw import gemm, gemm_accumulate_
 
 

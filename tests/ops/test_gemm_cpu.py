@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from amp_kernels._dispatch import cpu_isa
-from amp_kernels.testing.generators import HALF_DTYPES, integers, operand
 
+from ..helpers.generators import HALF_DTYPES, integers, operand
 from .raw import gemm, gemm_accumulate_, gemm_dact
 
 #: Around tiles (4, 8, 16, 32; 16, 24, 32, 48), units of 64 rows, blocks of 192 columns, depths of 192 to 512.
@@ -266,7 +266,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from amp_kernels._dispatch import cpu_isa
 from amp_kernels._raw.gemm import gemm_op
-from amp_kernels.testing.patience import PATIENCE
+from ..helpers.patience import PATIENCE
 
 SMALL, LARGE = 40, 400  # runs on the calling thread alone; wakes other threads
 torch.set_num_threads(2)

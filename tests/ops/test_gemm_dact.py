@@ -7,10 +7,10 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._checks.activations import ACTIVATIONS, GATED
-from amp_kernels.testing.bounds import assert_within, dact_reference_and_bound
-from amp_kernels.testing.generators import HALF_DTYPES, OUT_DTYPES, integers, operand
-from amp_kernels.testing.poison import embed, poisoned_allocations
 
+from ..helpers.bounds import assert_within, dact_reference_and_bound
+from ..helpers.generators import HALF_DTYPES, OUT_DTYPES, integers, operand
+from ..helpers.poison import embed, poisoned_allocations
 from .raw import gemm_dact
 
 

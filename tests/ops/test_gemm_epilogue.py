@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from amp_kernels._dispatch.policy import requested_backend
-from amp_kernels.testing.bounds import assert_frobenius, assert_within, reference_and_bound
-from amp_kernels.testing.generators import HALF_DTYPES, LAYOUTS, OUT_DTYPES, integers, operand
-from amp_kernels.testing.poison import embed, poisoned_allocations
 
+from ..helpers.bounds import assert_frobenius, assert_within, reference_and_bound
+from ..helpers.generators import HALF_DTYPES, LAYOUTS, OUT_DTYPES, integers, operand
+from ..helpers.poison import embed, poisoned_allocations
 from .raw import gemm, gemm_accumulate_
 
 

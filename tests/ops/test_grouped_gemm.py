@@ -9,11 +9,12 @@ import torch
 import amp_kernels as ak
 from amp_kernels._dispatch import cpu_isa
 from amp_kernels._raw.grouped_gemm import grouped_gemm_accumulate_op, grouped_gemm_op
-from amp_kernels.testing.backends import available_backends, use
-from amp_kernels.testing.bounds import assert_within, reference_and_bound
-from amp_kernels.testing.generators import HALF_DTYPES, LAYOUTS, OUT_DTYPES, integers, operand
-from amp_kernels.testing.poison import assert_only_written, embed, poisoned_allocations
+from amp_kernels.cli.check import available_backends
 
+from ..helpers.backends import use
+from ..helpers.bounds import assert_within, reference_and_bound
+from ..helpers.generators import HALF_DTYPES, LAYOUTS, OUT_DTYPES, integers, operand
+from ..helpers.poison import assert_only_written, embed, poisoned_allocations
 from .groups import by_rows, ends, partitions, poison_behind, ranges, rows_in_float64, sums_in_float64
 from .raw import as_torch_op
 

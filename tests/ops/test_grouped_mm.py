@@ -14,10 +14,10 @@ from amp_kernels._checks.activations import ACTIVATIONS
 from amp_kernels.ops import _grouped
 from amp_kernels.ops import grouped_mm as module
 from amp_kernels.ops._shadows import refresh_shadow
-from amp_kernels.testing.bounds import assert_within, reference_and_bound
-from amp_kernels.testing.generators import HALF_DTYPES, normal
-from amp_kernels.testing.poison import poisoned_allocations
 
+from ..helpers.bounds import assert_within, reference_and_bound
+from ..helpers.generators import HALF_DTYPES, normal
+from ..helpers.poison import poisoned_allocations
 from .groups import ends, ranges
 from .tensors import leaves, relative
 

@@ -9,8 +9,8 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._dispatch import nodes
-from amp_kernels.testing.generators import normal
 
+from ..helpers.generators import normal
 from .tensors import leaves
 
 BF16 = torch.bfloat16

@@ -9,9 +9,9 @@ import amp_kernels as ak
 from amp_kernels._updates.lamb import lamb_
 from amp_kernels._updates.samples import Kind
 from amp_kernels._updates.state import ADAPT_ALL
-from amp_kernels.testing.bits import assert_same_bits
-from amp_kernels.testing.updates import KINDS, Update, flat
 
+from ..helpers.bits import assert_same_bits
+from ..helpers.updates import KINDS, Update, flat
 from .update_rules import F32
 
 LR, B1 = 1e-2, 0.9

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from amp_kernels._checks.activations import ACTIVATIONS
 from amp_kernels.ops._shadows import refresh_shadow
 from amp_kernels.ops.linear import linear, op
-from amp_kernels.testing.bounds import assert_within, frobenius_gate, reference_and_bound
-from amp_kernels.testing.generators import HALF_DTYPES, normal
 
+from ..helpers.bounds import assert_within, frobenius_gate, reference_and_bound
+from ..helpers.generators import HALF_DTYPES, normal
 from .tensors import leaves, relative
 
 pytestmark = pytest.mark.usefixtures("implementation")

@@ -12,7 +12,8 @@ from amp_kernels.ops import _head
 from amp_kernels.ops import linear_cross_entropy as module
 from amp_kernels.ops._head import default_chunk
 from amp_kernels.ops.linear_cross_entropy import linear_cross_entropy
-from amp_kernels.testing.bounds import UNIT_ROUNDOFF
+
+from ..helpers.bounds import UNIT_ROUNDOFF
 
 HALF = [torch.float16, torch.bfloat16]
 

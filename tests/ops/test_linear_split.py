@@ -10,7 +10,8 @@ from torch.utils.checkpoint import checkpoint
 import amp_kernels as ak
 from amp_kernels._raw import segmented_gemm
 from amp_kernels.nn import accumulate_fp32
-from amp_kernels.testing.generators import HALF_DTYPES, normal
+
+from ..helpers.generators import HALF_DTYPES, normal
 
 bf16, f32 = torch.bfloat16, torch.float32
 B, T, D = 2, 35, 8  # batch, rows, features of a head

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from amp_kernels.ops.matmul import matmul
-from amp_kernels.testing.bounds import assert_within, reference_and_bound
-from amp_kernels.testing.generators import HALF_DTYPES, OUT_DTYPES, normal
 
+from ..helpers.bounds import assert_within, reference_and_bound
+from ..helpers.generators import HALF_DTYPES, OUT_DTYPES, normal
 from .tensors import leaves
 
 pytestmark = pytest.mark.usefixtures("implementation")

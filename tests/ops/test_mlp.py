@@ -8,9 +8,9 @@ from amp_kernels._checks.activations import ACTIVATIONS, GATED
 from amp_kernels.ops._shadows import refresh_shadow
 from amp_kernels.ops.linear import linear
 from amp_kernels.ops.mlp import mlp, op
-from amp_kernels.testing.bounds import assert_within, frobenius_gate, reference_and_bound
-from amp_kernels.testing.generators import HALF_DTYPES, normal
 
+from ..helpers.bounds import assert_within, frobenius_gate, reference_and_bound
+from ..helpers.generators import HALF_DTYPES, normal
 from .tensors import leaves, relative
 
 NAMES = ("x", "w1", "b1", "w2", "b2")

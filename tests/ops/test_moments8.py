@@ -14,9 +14,9 @@ from amp_kernels._raw._block8 import BLOCK, FIRST, NAN, SECOND
 from amp_kernels._updates.op import RULES
 from amp_kernels._updates.samples import Kind
 from amp_kernels._updates.state import MAXIMIZE, STOCHASTIC, exponents_at
-from amp_kernels.testing.bits import assert_same_bits
-from amp_kernels.testing.updates import KINDS, Update
 
+from ..helpers.bits import assert_same_bits
+from ..helpers.updates import KINDS, Update
 from .moments8 import BACKEND, COMPILED, I8, RULE, SPLIT24, U8, agrees, codes_and_exponents, moments8, step
 from .update_rules import BF16, F16, F32
 

@@ -12,9 +12,9 @@ from amp_kernels._checks.lists import flat
 from amp_kernels._raw._block8 import BLOCK, FIRST, NAN, SECOND, encode
 from amp_kernels._raw._stochastic import rounding_bits
 from amp_kernels._updates.samples import Kind
-from amp_kernels.testing.bits import assert_same_bits
-from amp_kernels.testing.updates import Update
 
+from ..helpers.bits import assert_same_bits
+from ..helpers.updates import Update
 from .moments8 import BACKEND, RULE, SPLIT24, U8, codes_and_exponents, moments8, step
 from .update_rules import F32
 

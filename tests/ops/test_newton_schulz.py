@@ -7,8 +7,8 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels.ops.newton_schulz import KELLER_JORDAN, POLAR_EXPRESS, iterate_dtype
-from amp_kernels.testing.generators import normal
 
+from ..helpers.generators import normal
 from .tensors import relative
 
 SHAPES = [(48, 48), (40, 56), (32, 80), (80, 32), (1, 17), (17, 1), (13, 30), (256, 256), (256, 400)]

@@ -14,7 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import amp_kernels as ak
 from amp_kernels._dispatch import cpu_isa, load, nodes
 from amp_kernels.ops._shadows import refresh_shadow
-from amp_kernels.testing.generators import normal
+
+from ..helpers.generators import normal
 
 pytestmark = pytest.mark.skipif("nodes" in load.absent(), reason=f"no _nodes: {load.absent().get('nodes')}")
 

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import amp_kernels as ak
 from amp_kernels._dispatch import load, nodes
-from amp_kernels.testing.generators import normal
 
+from ..helpers.generators import normal
 from .test_nodes import autocast, python_calls
 
 pytestmark = pytest.mark.skipif("nodes" in load.absent(), reason=f"no _nodes: {load.absent().get('nodes')}")

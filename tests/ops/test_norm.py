@@ -12,9 +12,10 @@ import amp_kernels as ak
 from amp_kernels._raw._norm import statistics
 from amp_kernels._raw.norm_backward import op as norm_backward
 from amp_kernels._raw.norm_forward import op as norm_forward
-from amp_kernels.testing.bounds import assert_within, norm_backward_bound, norm_forward_bound
-from amp_kernels.testing.generators import normal
-from amp_kernels.testing.poison import poisoned_allocations
+
+from ..helpers.bounds import assert_within, norm_backward_bound, norm_forward_bound
+from ..helpers.generators import normal
+from ..helpers.poison import poisoned_allocations
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 CENTRED = {"layer_norm": True, "rms_norm": False}

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 
 import amp_kernels as ak
-from amp_kernels.testing import generators
-from amp_kernels.testing.bounds import assert_within, reference_and_bound
+
+from ..helpers import generators
+from ..helpers.bounds import assert_within, reference_and_bound
 
 normal = functools.partial(generators.normal, dtype=torch.bfloat16)
 

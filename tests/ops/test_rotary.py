@@ -8,10 +8,10 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._raw.rotary import backward_op, forward_op
-from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within
-from amp_kernels.testing.generators import normal
-from amp_kernels.testing.poison import embed, poisoned_allocations
 
+from ..helpers.bounds import TINY, UNIT_ROUNDOFF, assert_within
+from ..helpers.generators import normal
+from ..helpers.poison import embed, poisoned_allocations
 from .targets import device_for
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]

@@ -11,9 +11,9 @@ import amp_kernels as ak
 from amp_kernels._checks.activations import ACTIVATIONS
 from amp_kernels._raw import routing as raw
 from amp_kernels.nn import accumulate_fp32
-from amp_kernels.testing.generators import HALF_DTYPES, normal
-from amp_kernels.testing.poison import poisoned_allocations
 
+from ..helpers.generators import HALF_DTYPES, normal
+from ..helpers.poison import poisoned_allocations
 from .groups import ends, rows_in_float64
 from .raw import as_torch_op
 from .tensors import leaves, relative

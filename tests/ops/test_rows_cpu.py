@@ -7,7 +7,8 @@ import torch.nn.functional as F
 import amp_kernels as ak
 from amp_kernels._dispatch import cpu_isa, load
 from amp_kernels._raw.column_sums import column_sums
-from amp_kernels.testing.bits import assert_same_bits
+
+from ..helpers.bits import assert_same_bits
 
 pytestmark = pytest.mark.skipif("cpu" in load.absent(), reason="no CPU kernels")
 

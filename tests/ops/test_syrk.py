@@ -8,8 +8,9 @@ import torch
 import amp_kernels as ak
 from amp_kernels._raw.syrk import mirrored
 from amp_kernels._raw.syrk import op as syrk_op
-from amp_kernels.testing.bounds import assert_within, reference_and_bound
-from amp_kernels.testing.generators import HALF_DTYPES, integers, normal
+
+from ..helpers.bounds import assert_within, reference_and_bound
+from ..helpers.generators import HALF_DTYPES, integers, normal
 
 SIZES = [(1, 1), (1, 40), (5, 7), (16, 17), (65, 33), (130, 70), (200, 8)]
 

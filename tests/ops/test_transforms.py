@@ -8,7 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels.testing.generators import normal
+
+from ..helpers.generators import normal
 
 
 def assert_close(ours, stock):

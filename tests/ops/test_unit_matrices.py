@@ -8,7 +8,8 @@ import torch
 import amp_kernels as ak
 from amp_kernels._dispatch import load
 from amp_kernels._raw.unit_matrices import op
-from amp_kernels.testing.generators import HALF_DTYPES, normal
+
+from ..helpers.generators import HALF_DTYPES, normal
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 

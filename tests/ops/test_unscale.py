@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from amp_kernels.testing.generators import normal
+from ..helpers.generators import normal
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 OP = torch.ops.amp_kernels.unscale_.default

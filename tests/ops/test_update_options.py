@@ -11,8 +11,8 @@ from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._raw._stochastic import philox4x32_10, round_stochastic, rounding_bits
 from amp_kernels._updates.op import RULES
 from amp_kernels._updates.samples import Kind
-from amp_kernels.testing.updates import Update, flat
 
+from ..helpers.updates import Update, flat
 from .update_rules import BF16, EMA_DECAY, F16, F32, NAMES, codes
 
 OPS = pytest.mark.parametrize("op", RULES)

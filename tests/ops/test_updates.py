@@ -12,8 +12,8 @@ from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._updates.op import RULES
 from amp_kernels._updates.samples import Kind
 from amp_kernels._updates.state import COUPLED_DECAY, MAXIMIZE
-from amp_kernels.testing.updates import KINDS, Update
 
+from ..helpers.updates import KINDS, Update
 from .update_rules import BF16, EMA_DECAY, F16, F32, TABLE, check_against_float64, formula
 
 RULE = pytest.mark.parametrize("rule", TABLE)

@@ -5,8 +5,8 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels.testing.generators import normal
 
+from ..helpers.generators import normal
 from .composites import samples
 
 BACKENDS = ("cpu", "emulate", "reference")

@@ -15,7 +15,8 @@ from amp_kernels._checks.lists import flat
 from amp_kernels._updates.op import RULES
 from amp_kernels._updates.samples import Kind
 from amp_kernels._updates.state import ADAPT_ALL, CAUTIOUS, COUPLED_DECAY, MAXIMIZE, NESTEROV, NO_BIAS_CORRECTION
-from amp_kernels.testing.updates import Update
+
+from ..helpers.updates import Update
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 NAMES = {F16: "float16", BF16: "bfloat16"}

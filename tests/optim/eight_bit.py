@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from amp_kernels.testing.generators import normal
-
+from ..helpers.generators import normal
 from .optimizers import bf16, f16, f32, make, params_of
 
 SHAPES = [(64, 64), (33,), (4, 32, 40), (64, 96)]

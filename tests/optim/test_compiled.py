@@ -11,8 +11,9 @@ from torch.utils._pytree import tree_flatten
 
 import amp_kernels as ak
 from amp_kernels.optim._state import Place
-from amp_kernels.testing.bits import assert_same_bits
-from amp_kernels.testing.generators import normal
+
+from ..helpers.bits import assert_same_bits
+from ..helpers.generators import normal
 
 OPTIONS = [
     pytest.param("AdamW", torch.float32, {"shadow_dtype": torch.bfloat16, "ema_decay": 0.9}, id="AdamW-shadows"),

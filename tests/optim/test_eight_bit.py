@@ -11,8 +11,8 @@ import amp_kernels as ak
 import amp_kernels.optim as akopt
 from amp_kernels._dispatch.policy import requested_backend
 from amp_kernels._raw._block8 import FIRST, SECOND, decode, encode
-from amp_kernels.testing.generators import normal
 
+from ..helpers.generators import normal
 from .eight_bit import EACH_KIND, assert_same_tensors, bits, optimizer_of, step, train
 from .optimizers import STATEFUL, bf16, f32, params_of
 

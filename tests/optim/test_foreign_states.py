@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import amp_kernels.optim as akopt
-from amp_kernels.testing.generators import normal
 
+from ..helpers.generators import normal
 from .optimizers import make
 
 SHAPE = (65, 96)  # 24.4 blocks of 256

@@ -12,8 +12,8 @@ import amp_kernels.optim as akopt
 from amp_kernels.ops import _shadows
 from amp_kernels.ops._shadows import fresh_shadow
 from amp_kernels.optim import _base
-from amp_kernels.testing.generators import normal
 
+from ..helpers.generators import normal
 from .optimizers import EACH, ELEMENTWISE_STATEFUL, STATEFUL, bf16, copies, f16, f32, fill, make, reference
 
 

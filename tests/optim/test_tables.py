@@ -10,12 +10,12 @@ import amp_kernels.optim as akopt
 from amp_kernels._dispatch import nodes
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._raw import check_and_norm
-from amp_kernels._raw.update_scale import update_scale_
+from amp_kernels._raw.update_scale import op as update_scale_
 from amp_kernels._updates.adamw import adamw_
 from amp_kernels._updates.lamb import lamb_
 from amp_kernels._updates.state import LAYOUT_COLUMNS, TABLE_DTYPES, Column
-from amp_kernels.testing.emulator import launches
 
+from ..helpers.emulator import launches
 from .optimizers import bf16, f16
 from .pairs import launches_of
 
@@ -50,7 +50,7 @@ def test_gradients_that_are_given():
 def test_a_call_below_autograd_bumps_versions():
     scale, tracker, left = torch.tensor(8.0), torch.zeros((), dtype=torch.int32), torch.ones((), dtype=torch.int32)
     versions = [t._version for t in (scale, tracker, left)]
-    update_scale_(scale, tracker, left, [torch.tensor(0.0)])
+    update_scale_(scale, tracker, left, [torch.tensor(0.0)], 2.0, 0.5, 2000, 0.0, 1e9, 1)
     assert [t._version for t in (scale, tracker, left)] == [version + 1 for version in versions]
 
 

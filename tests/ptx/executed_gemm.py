@@ -7,7 +7,7 @@ import torch
 import amp_kernels as ak
 from amp_kernels import _host
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels.testing.backends import check_backend
+from amp_kernels.cli.check import check_backend
 
 from ..ops import raw
 from .gemm_cases import cases, check_prefetched, in_turns, integers, operands, run

@@ -6,8 +6,8 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._raw.grouped_gemm import grouped_gemm_accumulate_op, grouped_gemm_op
-from amp_kernels.testing.generators import integers
 
+from ..helpers.generators import integers
 from .preloaded import machine, set_chip
 
 machine()

@@ -7,8 +7,8 @@ import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._raw.check_and_norm import check_and_norm
 from amp_kernels._raw.unscale import unscale_
-from amp_kernels.testing.generators import normal
 
+from ..helpers.generators import normal
 from .preloaded import machine, set_chip
 
 machine()

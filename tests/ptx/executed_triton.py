@@ -6,7 +6,7 @@ import torch
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._raw.unscale import unscale_
-from amp_kernels.testing.backends import check_backend
+from amp_kernels.cli.check import check_backend
 
 from .preloaded import set_chip
 

@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 import torch
 
-from amp_kernels.testing.patience import PATIENCE
 from tools.ptx.sources import sources_in
 
+from ..helpers.patience import PATIENCE
 from .build import ROOT, build
 from .forms import forms_of_words, opcodes
 from .mutate import NEEDED_SHARE, planted_lists

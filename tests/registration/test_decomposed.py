@@ -7,7 +7,8 @@ from torch._dynamo.backends.common import aot_autograd
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels.testing.generators import normal
+
+from ..helpers.generators import normal
 
 X, STREAM = (normal(6, 16, seed=i) for i in range(2))
 WEIGHT = torch.ones(16)

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import amp_kernels as ak
-from amp_kernels.testing import generators
+
+from ..helpers import generators
 
 normal = functools.partial(generators.normal, dtype=torch.bfloat16, grad=True)
 

@@ -13,9 +13,8 @@ PACKAGE = Path(amp_kernels.__file__).parent
 #: Each room, and the rooms that it may import from besides itself. A backend reads the contract that it implements.
 ROOMS = {
     "": {"_dispatch", "_raw", "_updates", "amp", "checkpoint", "cli", "distributed", "nn", "numerics", "ops", "optim"},
-    "cli": {"_dispatch", "amp", "numerics", "testing"},
+    "cli": {"_dispatch", "amp", "numerics"},
     "checkpoint": {"_checks", "_dispatch", "_raw", "amp", "optim"},
-    "testing": {"_checks", "_dispatch", "_raw", "_updates"},
     "numerics": {"_checks", "_dispatch", "_raw", "_sharding", "amp", "optim"},
     "amp": {"_checks", "_dispatch", "_raw", "_sharding", "optim"},
     "optim": {"_checks", "_dispatch", "_raw", "_sharding", "_updates", "ops"},

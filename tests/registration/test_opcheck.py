@@ -8,7 +8,7 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels.testing.backends import available_backends, check_backend
+from amp_kernels.cli.check import available_backends, check_backend
 
 from ..ops import composites
 

@@ -15,8 +15,8 @@ import amp_kernels as ak
 from amp_kernels._checks import activations
 from amp_kernels._checks.activations import GATED, halves
 from amp_kernels._checks.operands import readable_bias
-from amp_kernels.testing.bounds import norm_forward_bound, reference_and_bound
 
+from ..helpers.bounds import norm_forward_bound, reference_and_bound
 from .fuzz import Draw
 
 SIZES = [0, 1, 1, 2, 3, 5, 7, 8, 9, 16, 17, 31, 33, 64, 65]

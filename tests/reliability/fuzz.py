@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from amp_kernels.testing.poison import embed
+from ..helpers.poison import embed
 
 HALVES = torch.float16, torch.bfloat16
 FLOATS = *HALVES, torch.float32

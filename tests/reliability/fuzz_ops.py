@@ -1,6 +1,6 @@
 """Public ops over any shapes, dtypes, places in memory, values and modes, forward and backward.
 
-Results are as close to float64 as torch's own, or closer, and within the bounds of ``amp_kernels.testing.bounds`` where it has one. Numbers
+Results are as close to float64 as torch's own, or closer, and within the bounds of ``tests.helpers.bounds`` where it has one. Numbers
 that are not finite stand where torch has them. Arguments that do not fit are refused by name."""
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable
 import torch
 
 import amp_kernels as ak
-from amp_kernels.testing.bits import assert_same_bits
-from amp_kernels.testing.bounds import TINY, UNIT_ROUNDOFF, assert_within
-from amp_kernels.testing.poison import poisoned_allocations
 
+from ..helpers.bits import assert_same_bits
+from ..helpers.bounds import TINY, UNIT_ROUNDOFF, assert_within
+from ..helpers.poison import poisoned_allocations
 from .drawn_ops import OPS, Inputs, Op
 from .fuzz import BAD, FLOATS, HALVES, Draw, main
 

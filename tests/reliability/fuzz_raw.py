@@ -15,7 +15,7 @@ import torch
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY, Op, Sample
 from amp_kernels._updates.op import RULES
-from amp_kernels.testing.backends import TOLERANCE
+from amp_kernels.cli.check import TOLERANCE
 
 from ..ops import composites
 from .fuzz import BAD, Draw, main

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 import amp_kernels as ak
-from amp_kernels.testing.bits import assert_same_bits
-from amp_kernels.testing.generators import normal
 
+from ..helpers.bits import assert_same_bits
+from ..helpers.generators import normal
 from ..optim.optimizers import make as make_optimizer
 
 #: Optimizers and where their weights live: (name, dtype of the parameters, options).

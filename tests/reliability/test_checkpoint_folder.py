@@ -17,8 +17,8 @@ import torch
 import amp_kernels as ak
 from amp_kernels._dispatch.files import TEMPORARY
 from amp_kernels.checkpoint import _file
-from amp_kernels.testing.patience import PATIENCE
 
+from ..helpers.patience import PATIENCE
 from .loop import Loop, assert_same
 from .stumbles import Stumbles
 

@@ -15,9 +15,9 @@ from amp_kernels._dispatch import nodes
 from amp_kernels._raw import check_and_norm
 from amp_kernels.amp._records import record_of
 from amp_kernels.optim import _matrices
-from amp_kernels.testing.bits import assert_same_bits
-from amp_kernels.testing.generators import normal
 
+from ..helpers.bits import assert_same_bits
+from ..helpers.generators import normal
 from .loop import InterruptAt, assert_same, flat, is_same
 from .twin import EACH, Twin, after, started, without
 

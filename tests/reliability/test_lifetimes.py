@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels.testing.patience import PATIENCE
 
+from ..helpers.patience import PATIENCE
 from .loop import Loop, assert_same
 
 BF16 = "AdamW", torch.bfloat16, {"master_weights": "split"}

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 import amp_kernels as ak
-from amp_kernels.testing.generators import normal
-from amp_kernels.testing.patience import PATIENCE
 
+from ..helpers.generators import normal
+from ..helpers.patience import PATIENCE
 from .loop import assert_same, flat
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels.testing.patience import PATIENCE
 
+from ..helpers.patience import PATIENCE
 from .loop import IDS, VARIANTS, Loop, assert_same
 
 SAVED, TOTAL = 4, 9

@@ -12,8 +12,8 @@ from hypothesis import strategies as st  # noqa: E402
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule  # noqa: E402
 
 import amp_kernels as ak  # noqa: E402
-from amp_kernels.testing.generators import normal  # noqa: E402
 
+from ..helpers.generators import normal  # noqa: E402
 from . import contract  # noqa: E402
 
 SIZES = (2, 1)  # of the tensors of each optimizer

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels.testing.generators import normal
 
+from ..helpers.generators import normal
 from .loop import flat
 
 OPTIMIZERS = [

@@ -11,9 +11,10 @@ from amp_kernels._checks.activations import ACTIVATIONS as ACTIVATIONS_OF_TORCH
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._raw.activation_backward import DERIVATIVES
 from amp_kernels._triton import _activations, activation_backward, activation_forward, column_sums
-from amp_kernels.testing.backends import check_backend
-from amp_kernels.testing.generators import normal
-from amp_kernels.testing.poison import assert_only_written
+from amp_kernels.cli.check import check_backend
+
+from ..helpers.generators import normal
+from ..helpers.poison import assert_only_written
 
 ACTIVATIONS = ["none", "relu", "gelu", "gelu_tanh", "silu"]
 

@@ -8,8 +8,9 @@ import torch
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._triton import _tables
 from amp_kernels._triton import cast as module
-from amp_kernels.testing.backends import check_backend
-from amp_kernels.testing.bits import assert_same_bits
+from amp_kernels.cli.check import check_backend
+
+from ..helpers.bits import assert_same_bits
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 PAIRS = list(itertools.product(DTYPES, DTYPES))

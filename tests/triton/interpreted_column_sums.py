@@ -5,8 +5,9 @@ import torch
 
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._triton import column_sums as module
-from amp_kernels.testing.backends import check_backend
-from amp_kernels.testing.bounds import assert_within
+from amp_kernels.cli.check import check_backend
+
+from ..helpers.bounds import assert_within
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

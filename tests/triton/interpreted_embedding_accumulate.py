@@ -5,7 +5,7 @@ import torch
 
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._triton import embedding_accumulate as module
-from amp_kernels.testing.backends import check_backend
+from amp_kernels.cli.check import check_backend
 
 OP = REGISTRY["embedding_accumulate_"]
 

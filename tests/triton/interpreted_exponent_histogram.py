@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._triton import _tables
 from amp_kernels._triton import exponent_histogram as module
-from amp_kernels.testing.backends import check_backend
+from amp_kernels.cli.check import check_backend
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

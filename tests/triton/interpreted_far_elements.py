@@ -16,7 +16,8 @@ from amp_kernels._triton import (
     norm_backward,
     norm_forward,
 )
-from amp_kernels.testing.generators import normal
+
+from ..helpers.generators import normal
 
 f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
 COLUMNS = 48

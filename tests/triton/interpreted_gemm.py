@@ -16,11 +16,11 @@ from amp_kernels._checks.activations import ACTIVATIONS
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._raw._product import output_shape
 from amp_kernels._triton import gemm as host
-from amp_kernels.testing.backends import check_backend
-from amp_kernels.testing.bounds import assert_within, reference_and_bound
-from amp_kernels.testing.generators import HALF_DTYPES, LAYOUTS, OUT_DTYPES, integers, operand
-from amp_kernels.testing.poison import assert_only_written, embed, poisoned_allocations
+from amp_kernels.cli.check import check_backend
 
+from ..helpers.bounds import assert_within, reference_and_bound
+from ..helpers.generators import HALF_DTYPES, LAYOUTS, OUT_DTYPES, integers, operand
+from ..helpers.poison import assert_only_written, embed, poisoned_allocations
 from ..ops.raw import gemm, gemm_accumulate_
 
 TILE = host.Tile(16, 32, 16, warps=4, stages=2)

@@ -6,9 +6,10 @@ import torch
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._raw._norm import statistics
 from amp_kernels._triton import norm_backward, norm_forward
-from amp_kernels.testing.backends import check_backend
-from amp_kernels.testing.bounds import assert_within, norm_backward_bound, norm_forward_bound
-from amp_kernels.testing.generators import normal
+from amp_kernels.cli.check import check_backend
+
+from ..helpers.bounds import assert_within, norm_backward_bound, norm_forward_bound
+from ..helpers.generators import normal
 
 #: One program holds the row, all of it or not; a row in pieces, the last one whole or not.
 COLUMNS = [1, 31, 32, 100, 1024, 3000]

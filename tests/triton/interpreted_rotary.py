@@ -5,8 +5,9 @@ import torch
 
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._triton import rotary as module
-from amp_kernels.testing.backends import check_backend
-from amp_kernels.testing.generators import normal
+from amp_kernels.cli.check import check_backend
+
+from ..helpers.generators import normal
 
 FORWARD, BACKWARD = REGISTRY["rotary_forward"], REGISTRY["rotary_backward"]
 F32 = torch.float32

@@ -6,8 +6,9 @@ import torch
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._raw import routing as raw
 from amp_kernels._triton import routing as module
-from amp_kernels.testing.backends import check_backend
-from amp_kernels.testing.generators import normal
+from amp_kernels.cli.check import check_backend
+
+from ..helpers.generators import normal
 
 
 @pytest.mark.parametrize("name", ["spread_rows", "combine_rows"])

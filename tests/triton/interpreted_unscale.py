@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._triton import _tables
 from amp_kernels._triton import unscale as module
-from amp_kernels.testing.backends import check_backend
-from amp_kernels.testing.bits import assert_same_bits
+from amp_kernels.cli.check import check_backend
+
+from ..helpers.bits import assert_same_bits
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

@@ -12,10 +12,10 @@ from amp_kernels._updates.op import RULES
 from amp_kernels._updates.samples import Kind
 from amp_kernels._updates.state import ADAPT_ALL, CAUTIOUS, COUPLED_DECAY, MAXIMIZE, NESTEROV, NO_BIAS_CORRECTION
 from amp_kernels._updates.state import STOCHASTIC as FLAG_STOCHASTIC
-from amp_kernels.testing.backends import check_backend
-from amp_kernels.testing.bits import assert_same_bits
-from amp_kernels.testing.updates import KINDS, Update, flat
+from amp_kernels.cli.check import check_backend
 
+from ..helpers.bits import assert_same_bits
+from ..helpers.updates import KINDS, Update, flat
 from ..ops.update_rules import BF16, F16, F32
 
 SHAPES = ((7, 5), (0, 3), (), (1031,))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_kernels.testing.patience import PATIENCE
+from ..helpers.patience import PATIENCE
 
 FILES = sorted(map(str, Path(__file__).parent.glob("interpreted_*.py")))
 

@@ -8,8 +8,8 @@ from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._triton import _tables, _update, lamb, unscale, update_scale
 from amp_kernels._updates.op import RULES
 from amp_kernels._updates.samples import Kind
-from amp_kernels.testing.updates import Update
 
+from ..helpers.updates import Update
 from ..ops.update_rules import BF16, F16, F32
 from . import aot
 

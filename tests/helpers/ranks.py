@@ -113,7 +113,9 @@ class Ranks:
         self._forks += 1
         path = os.path.join(self._folder.name, f"socket{self._forks}")
         if self._process is None:
-            command = [sys.executable, "-c", f"from {__name__} import _main; _main({self._hosts})"]
+            root = str(Path(__file__).parents[2])
+            program = f"import sys; sys.path.append({root!r}); from {__name__} import _main; _main({self._hosts})"
+            command = [sys.executable, "-c", program]
             command = [*_SWITCHED, *command] if self._hosts else command
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
         with Listener(path) as listener:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from .._dispatch import cpu_isa, policy
+from .._dispatch import policy
 from .._dispatch.library import Op
 
 # Backends round once, as the reference does, but sum in another order: a few ulps of the output dtype.
@@ -21,15 +19,6 @@ def available_backends(op: Op, device: str) -> list[str]:
         return []
     excluded = policy.why_not(device, policy.capability_of(device), op.built)
     return [name for name in policy.BACKENDS if name not in excluded and name != "reference"]
-
-
-@contextlib.contextmanager
-def use(backend: str) -> Iterator[None]:
-    """Run every op in the block on ``backend``, one of ``policy.BACKENDS``, optionally with a CPU instruction set:
-    ``"cpu/avx2"``."""
-    name, _, isa = backend.partition("/")
-    with policy.backend(name), cpu_isa.cpu_isa(isa) if isa else contextlib.nullcontext():
-        yield
 
 
 def check_backend(op: Op, backend: str, device: str) -> int:

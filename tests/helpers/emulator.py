@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from .._dispatch import load
+from amp_kernels._dispatch import load
 
 
 @dataclass(frozen=True)

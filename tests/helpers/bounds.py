@@ -33,9 +33,9 @@ import math
 
 import torch
 
-from .. import _functional as F
-from .._checks.activations import ACTIVATIONS, GATED, halves
-from .._dispatch import cpu_isa
+from amp_kernels import _functional as F
+from amp_kernels._checks.activations import ACTIVATIONS, GATED, halves
+from amp_kernels._dispatch import cpu_isa
 
 #: Half an ulp relative to the result, and half the smallest subnormal.
 UNIT_ROUNDOFF = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24, torch.float64: 2.0**-53}

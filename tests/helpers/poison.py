@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from .._dispatch import cpu_isa
+from amp_kernels._dispatch import cpu_isa
 
 
 def embed(

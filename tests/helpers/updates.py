@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from .._checks.lists import flat
-from .._dispatch.library import Op
-from .._raw._block8 import FIRST, SECOND, decode
-from .._raw._split_master import join_master
-from .._updates.op import RULES
-from .._updates.samples import Blocks, Kind
-from .._updates.state import exponents_at
+from amp_kernels._checks.lists import flat
+from amp_kernels._dispatch.library import Op
+from amp_kernels._raw._block8 import FIRST, SECOND, decode
+from amp_kernels._raw._split_master import join_master
+from amp_kernels._updates.op import RULES
+from amp_kernels._updates.samples import Blocks, Kind
+from amp_kernels._updates.state import exponents_at
 
 _F16, _BF16, _F32 = torch.float16, torch.bfloat16, torch.float32
 
@@ -88,8 +88,3 @@ class Update(Blocks):
         """The step count of parameter i."""
         _, _, block, slot = self.place(i)
         return self.steps[block][slot].item()
-
-
-def draw(shapes: Iterable[tuple[int, ...]], dtype: torch.dtype, generator: torch.Generator) -> list[Tensor]:
-    """Normal numbers, generated directly in ``dtype`` on the generator's device: a float32 copy of a large list may not fit."""
-    return [torch.randn(shape, generator=generator, device=generator.device, dtype=dtype) for shape in shapes]

@@ -1,4 +1,4 @@
-"""Inputs of ops: shapes, layouts, dtypes and values, shared by tests and benchmarks."""
+"""Inputs of ops: shapes, layouts, dtypes and values, for tests."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from .._checks.lists import HALF_DTYPES as HALF_DTYPES
-from .._dispatch.samples import Normal
+from amp_kernels._checks.lists import HALF_DTYPES as HALF_DTYPES
+from amp_kernels._dispatch.samples import Normal
+
 from .poison import embed
 
 #: Sizes around the edges of tiles and vectors, including 0 and 1.
