@@ -13,6 +13,7 @@ NAMES: dict[str, str] = {
     "amp_kernels.nn.Softmax": _SOFTMAX,
     "amp_kernels.nn.functional.log_softmax": _LOG_SOFTMAX,
     "amp_kernels.nn.functional.softmax": _SOFTMAX,
+    "amp_kernels.numerics.GradientHistogram.plot": "print(histogram), or counts() and a plotter",
     "amp_kernels.softmax": _SOFTMAX,
 }
 # (function or class, option) -> its replacement
@@ -21,17 +22,19 @@ OPTIONS: dict[tuple[str, str], str] = {
     ("layer_norm", "dropout_p"): _DROPOUT,
     ("nn.functional.layer_norm", "dropout_p"): _DROPOUT,
     ("nn.functional.rms_norm", "dropout_p"): _DROPOUT,
+    ("numerics.StepMonitor", "report"): "jsonl= and a plotter, or tensorboard=",
     ("rms_norm", "dropout_p"): _DROPOUT,
 }
 
 
-def attributes_of(module: str) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a public module: an ``AttributeError`` that names what replaces ``name``."""
+def attributes_of(owner: str) -> Callable[..., Any]:
+    """The ``__getattr__`` of a public module or class: an ``AttributeError`` that names what replaces the attribute."""
 
-    def missing(name: str) -> Any:
-        replacement = NAMES.get(f"{module}.{name}")
+    def missing(*named: Any) -> Any:  # of a class with the instance in front of the name
+        name = named[-1]
+        replacement = NAMES.get(f"{owner}.{name}")
         said = "" if replacement is None else f": it was removed in 0.2.0; use {replacement}"
-        raise AttributeError(f"module {module!r} has no attribute {name!r}{said}", name=name)
+        raise AttributeError(f"{owner!r} has no attribute {name!r}{said}", name=name)
 
     return missing
 

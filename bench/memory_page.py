@@ -5,15 +5,25 @@ python -m bench.memory_page
 
 from __future__ import annotations
 
+import html
 from pathlib import Path
 
 import torch
 
 import amp_kernels as ak
-from amp_kernels.numerics import _svg
 
 PAGE = Path(__file__).parent.parent / "docs" / "guide" / "optimizer-memory.md"
 PICTURE = PAGE.with_suffix(".svg")
+STYLE = """
+text { font-size: 12px; fill: #555 }
+.title { font-size: 14px; fill: #222 }
+.bar { fill: #3554a5 }
+@media (prefers-color-scheme: dark) {
+text { fill: #aaa }
+.title { fill: #ddd }
+.bar { fill: #8ea6ee }
+}
+"""
 BEGIN, END = "<!-- layouts: begin -->", "<!-- layouts: end -->"
 F32, BF16 = torch.float32, torch.bfloat16
 #: Optimizer, dtype of the parameters, options.
@@ -68,7 +78,29 @@ def table() -> str:
 
 
 def picture() -> str:
-    return _svg.stacks("Bytes a parameter between steps", [(label(*layout), held(*layout)) for layout in LAYOUTS])
+    """Horizontal bars of stacked parts with their sums. Parts keep their shade in all rows."""
+    rows = [(label(*layout), held(*layout)) for layout in LAYOUTS]
+    parts = list(dict.fromkeys(part for _, row in rows for part in row))
+    width, left, step = 720, 240, 24
+    scale = (width - left - 60) / max(sum(row.values()) for _, row in rows)
+    shade = {
+        part: f'class="bar" fill-opacity="{1 - 0.8 * i / max(len(parts) - 1, 1):.2f}"' for i, part in enumerate(parts)
+    }
+    drawn = ['<text class="title" x="8" y="16">Bytes a parameter between steps</text>']
+    for i, part in enumerate(parts):
+        x = left + 110 * i
+        drawn.append(f'<rect {shade[part]} x="{x}" y="28" width="12" height="12"/>')
+        drawn.append(f'<text x="{x + 17}" y="39">{html.escape(part)}</text>')
+    for i, (name, row) in enumerate(rows):
+        x, y = float(left), 52 + step * i
+        drawn.append(f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{html.escape(name)}</text>')
+        for part, value in row.items():
+            drawn.append(f'<rect {shade[part]} x="{x:.1f}" y="{y}" width="{value * scale:.1f}" height="{step - 6}"/>')
+            x += value * scale
+        drawn.append(f'<text x="{x + 6:.1f}" y="{y + 13}">{sum(row.values()):.5g}</text>')
+    size = f'viewBox="0 0 {width} {60 + step * len(rows)}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="system-ui, sans-serif" role="img">'
+    return f"{head}<style>{STYLE}</style>{''.join(drawn)}</svg>\n"
 
 
 def page(text: str) -> str:

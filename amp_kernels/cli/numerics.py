@@ -18,7 +18,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="format to train in (default: fp32)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the run (default: 0)")
     parser.add_argument("--device", type=_function.device, default="cpu", help="device to train on (default: cpu)")
-    parser.add_argument("--out", metavar="FILE", help="also write the figure to this HTML file")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -32,6 +31,4 @@ def run(options: argparse.Namespace) -> int:
     for histogram in histograms:
         histogram.__exit__(None, None, None)
         print(histogram)
-    if options.out:
-        histograms[0].plot(options.out)
     return 0

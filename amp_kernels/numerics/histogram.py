@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import html
 import math
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 from .._checks import lists
 from .._checks.types import type_name
 from .._raw.exponent_histogram import BINS, INFINITY_BIN, LEAST_EXPONENT, NAN_BIN, exponent_histogram
-from . import _svg
+from .._removed import attributes_of
 from ._hooks import TensorHooks
 from ._statistics import FLUSHED_BELOW, FP16_MAX, SUBNORMAL_BELOW, flushed_share, shifted, values_of
 
@@ -46,6 +44,8 @@ class GradientHistogram:
         >>> histogram.advise()  # no value is lost from the first scale on, and none overflows up to the second
         (32.0, 17592186044416.0)
     """
+
+    __getattr__ = attributes_of("amp_kernels.numerics.GradientHistogram")
 
     def __init__(self, model: nn.Module, scaler: torch.amp.GradScaler | None = None) -> None:
         if not isinstance(model, nn.Module):
@@ -164,18 +164,6 @@ class GradientHistogram:
             else "FP16 cannot represent them at any loss scale"
         )
         return "\n".join([*lines, advice])
-
-    def plot(self, path: str | Path) -> None:
-        """Write the figure as a self-contained HTML file: shares by power of two, with FP16's range."""
-        charts = []
-        for title in ("activations", "parameters"):
-            counts = self.counts(title)
-            total = int(counts.sum())
-            if total:
-                numbers = [(LEAST_EXPONENT + i, n / total) for i, n in enumerate(counts[1:INFINITY_BIN].tolist()) if n]
-                marks = {FLUSHED_BELOW: "rounds to 0", SUBNORMAL_BELOW: "subnormal", 16: "overflows"}
-                charts.append(_svg.bars(f"gradients of {title} by power of two", numbers, marks))
-        Path(path).write_text(_svg.page("Gradients by power of two", [*charts, f"<pre>{html.escape(str(self))}</pre>"]))
 
 
 def _power(scale: float) -> str:

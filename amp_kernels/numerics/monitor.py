@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import time
@@ -20,9 +19,9 @@ from .._checks.types import type_name
 from .._dispatch.devices import at
 from .._raw.check_and_norm import check_and_norm
 from .._raw.exponent_histogram import INFINITY_BIN, LEAST_EXPONENT, exponent_histogram
+from .._removed import refuse
 from ..amp._readback import AsyncReader
 from ..optim._base import FusedOptimizer
-from . import _svg
 from ._statistics import FLUSHED_BELOW, shifted, values_of
 
 #: The figures computed on the device, in this order.
@@ -34,7 +33,7 @@ _DIVIDING = (torch.optim.Adam, torch.optim.SGD)
 
 class StepMonitor:
     """Record loss, loss scale, skipped steps, gradient norm, update-to-weight ratio, share of flushed gradients, tokens/s and
-    peak memory of every step. Writes each record when it arrives, and a report with curves at the end.
+    peak memory of every step. Writes each record when it arrives.
 
     Call :meth:`step` once per iteration, after ``scaler.update()`` (or ``optimizer.step()``) and before ``zero_grad``. Figures
     are read back asynchronously, some steps late, without waiting for the device.
@@ -48,8 +47,7 @@ class StepMonitor:
         every: measure the update-to-weight ratio and the share of flushed gradients once in this many steps, at the cost of a
             copy of the weights and two reads. 0: never.
         jsonl: write a line of JSON for each step to this file.
-        report: write a self-contained HTML report with curves and a table of epochs to this file when the monitor is closed.
-        tensorboard: write to this folder for TensorBoard; needs the package ``tensorboard``.
+        tensorboard: write to this folder for TensorBoard, which draws curves; needs the package ``tensorboard``.
         show: called with the record of each step when it arrives, for example ``lambda r: bar.set_postfix(loss=r["loss"])``.
 
     Attributes:
@@ -84,15 +82,15 @@ class StepMonitor:
         unscaled: bool | None = None,
         every: int = 10,
         jsonl: str | Path | None = None,
-        report: str | Path | None = None,
         tensorboard: str | Path | None = None,
         show: Callable[[dict[str, float]], None] | None = None,
+        **removed: Any,
     ) -> None:
+        refuse("numerics.StepMonitor", removed)
         if not hasattr(optimizer, "param_groups"):
             raise TypeError(f"StepMonitor: optimizer has type {type_name(optimizer)}; accepted: an optimizer")
         lists.check_number("StepMonitor", "every", every, 0)
         self._optimizer, self._scaler, self._every, self._show = optimizer, scaler, every, show
-        self._report = None if report is None else Path(report)
         self._lines = None if jsonl is None else Path(jsonl).open("a")  # noqa: SIM115 - open until close(); a resumed run appends
         self._board: Any = None
         if tensorboard is not None:
@@ -165,15 +163,13 @@ class StepMonitor:
         self._epoch += 1
 
     def close(self) -> None:
-        """Wait for pending records and write the report."""
+        """Wait for pending records and close the files."""
         self._reader.wait()
         self._take()
         if self._lines is not None:
             self._lines.close()
         if self._board is not None:
             self._board.close()
-        if self._report is not None:
-            self._report.write_text(self.html())
 
     # ---- figures ----
 
@@ -231,43 +227,6 @@ class StepMonitor:
                         self._board.add_scalar(key, value, int(record["step"]))
             if self._show is not None:
                 self._show(record)
-
-    def html(self) -> str:
-        """The report: a table of epochs, and a curve of each figure."""
-        steps = [record["step"] for record in self.records]
-        curves = []
-        for key in ("loss", "scale", "grad_norm", "update_ratio", "flushed_share", "tokens_per_second", "peak_memory"):
-            ys = [record[key] for record in self.records]
-            measured = [(x, y) for x, y in zip(steps, ys, strict=True) if not math.isnan(y)]
-            if measured:
-                curves.append(
-                    _svg.line(key.replace("_", " "), *zip(*measured, strict=True), logarithmic=key == "scale")
-                )
-        epochs = sorted({record["epoch"] for record in self.records})
-        rows = [self._of_epoch(epoch) for epoch in epochs]
-        header = ("epoch", "steps", "skipped", "mean loss", "last scale", "largest gradient norm", "mean tokens/s")
-        skipped = [f"{int(record['step'])}" for record in self.records if record["skipped"] > 0]
-        text = f"<p>Skipped steps: {html.escape(', '.join(skipped) or 'none')}</p>"
-        return _svg.page("Training run", [_svg.table(rows, header), text, *curves])
-
-    def _of_epoch(self, epoch: float) -> list[str]:
-        of = [record for record in self.records if record["epoch"] == epoch]
-        mean = lambda key: _mean([record[key] for record in of])  # noqa: E731
-        norms = [record["grad_norm"] for record in of if math.isfinite(record["grad_norm"])]
-        return [
-            f"{int(epoch)}",
-            f"{len(of)}",
-            f"{sum(record['skipped'] > 0 for record in of)}",
-            f"{mean('loss'):.4g}",
-            f"{of[-1]['scale']:g}",
-            f"{max(norms, default=math.nan):.4g}",
-            f"{mean('tokens_per_second'):.4g}",
-        ]
-
-
-def _mean(values: list[float]) -> float:
-    values = [value for value in values if math.isfinite(value)]
-    return sum(values) / len(values) if values else math.nan
 
 
 def _norm(tensors: list[Tensor]) -> Tensor:

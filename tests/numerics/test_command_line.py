@@ -125,12 +125,11 @@ def test_a_training_that_fails_is_told_from_a_difference(module, capsys):
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
-def test_numerics_prints_and_draws(module, capsys, tmp_path):
-    assert main(["numerics", f"{module}:small", "--out", "figure.html"]) == 0
+def test_numerics_prints(module, capsys):
+    assert main(["numerics", f"{module}:small"]) == 0
     out = capsys.readouterr().out
     assert "gradients of activations" in out
     assert "FP16 can represent them at loss scales from" in out
-    assert "<svg" in (tmp_path / "figure.html").read_text()
 
 
 def test_numerics_seeds_python_and_torch(module, capsys):

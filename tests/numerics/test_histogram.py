@@ -120,17 +120,12 @@ def test_nothing_counted():
     assert histogram.counts().sum() == 0
 
 
-def test_text_and_figure(tmp_path):
+def test_text():
     model = nn.Linear(2, 2)
     with GradientHistogram(model) as histogram:
         (model(torch.ones(1, 2)).sum() * 2.0**-30).backward()
     text = str(histogram)
     assert re.search(r"2\^-30 +100\.00%  zero +#{50}", text)
-    histogram.plot(tmp_path / "figure.html")
-    page = (tmp_path / "figure.html").read_text()
-    assert page.count("<svg") == 2
-    assert "http" not in page.replace("http-equiv", "")
-    assert "rounds to 0" not in page  # that mark is out of sight here
 
 
 def test_bad_arguments():
