@@ -21,7 +21,9 @@ _DROPOUT = "torch.nn.functional.dropout(x, p) in front of the norm"
 OPTIONS: dict[tuple[str, str], str] = {
     ("layer_norm", "dropout_p"): _DROPOUT,
     ("nn.functional.layer_norm", "dropout_p"): _DROPOUT,
+    ("nn.functional.layer_norm", "residual"): "amp_kernels.layer_norm(x, ..., residual=)",
     ("nn.functional.rms_norm", "dropout_p"): _DROPOUT,
+    ("nn.functional.rms_norm", "residual"): "amp_kernels.rms_norm(x, ..., residual=)",
     ("numerics.StepMonitor", "report"): "jsonl= and a plotter, or tensorboard=",
     ("rms_norm", "dropout_p"): _DROPOUT,
 }

@@ -11,13 +11,14 @@ Examples:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _functional as F
 from .._removed import attributes_of as _attributes_of
+from .._removed import refuse as _refuse
 from ..ops import activation as _activation
 from ..ops import cross_entropy as _cross_entropy
 from ..ops import linear as _linear
@@ -58,65 +59,29 @@ def cross_entropy(
     return _cross_entropy.cross_entropy(input, target, weight, **told, **options)
 
 
-@overload
 def layer_norm(
     input: Tensor,
     normalized_shape: int | Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
-    *,
-    residual: None = None,
-) -> Tensor: ...
-@overload
-def layer_norm(
-    input: Tensor,
-    normalized_shape: int | Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    *,
-    residual: Tensor,
-) -> tuple[Tensor, Tensor]: ...
-def layer_norm(
-    input: Tensor,
-    normalized_shape: int | Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    **options: Any,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """torch.nn.functional.layer_norm with :func:`amp_kernels.layer_norm`, which has more ``options``."""
-    return _norm.layer_norm(input, normalized_shape, weight, bias, eps, **options)
+    **removed: Any,
+) -> Tensor:
+    """torch.nn.functional.layer_norm with :func:`amp_kernels.layer_norm`, which also makes an addition in front."""
+    _refuse("nn.functional.layer_norm", removed)
+    return _norm.layer_norm(input, normalized_shape, weight, bias, eps)
 
 
-@overload
 def rms_norm(
     input: Tensor,
     normalized_shape: int | Sequence[int],
     weight: Tensor | None = None,
     eps: float | None = None,
-    *,
-    residual: None = None,
-) -> Tensor: ...
-@overload
-def rms_norm(
-    input: Tensor,
-    normalized_shape: int | Sequence[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
-    *,
-    residual: Tensor,
-) -> tuple[Tensor, Tensor]: ...
-def rms_norm(
-    input: Tensor,
-    normalized_shape: int | Sequence[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
-    **options: Any,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """torch.nn.functional.rms_norm with :func:`amp_kernels.rms_norm`, which has more ``options``."""
-    return _norm.rms_norm(input, normalized_shape, weight, eps, **options)
+    **removed: Any,
+) -> Tensor:
+    """torch.nn.functional.rms_norm with :func:`amp_kernels.rms_norm`, which also makes an addition in front."""
+    _refuse("nn.functional.rms_norm", removed)
+    return _norm.rms_norm(input, normalized_shape, weight, eps)
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None) -> Tensor:
