@@ -1,4 +1,4 @@
-"""``python -m amp_kernels {info,doctor,tune,precision,parity,numerics,bench}``."""
+"""``python -m amp_kernels {info,doctor,tune,parity,bench}``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _bench() -> Callable[[list[str]], int]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    from .cli import doctor, info, numerics, parity, precision, tune
+    from .cli import doctor, info, parity, tune
 
     parser = argparse.ArgumentParser(prog="python -m amp_kernels", description="Tools of amp_kernels.")
     commands = parser.add_subparsers(dest="command")
@@ -28,11 +28,8 @@ def main(argv: list[str] | None = None) -> int:
     commands.add_parser("doctor", help="recommend a 16-bit format for this machine")
     times = commands.add_parser("tune", help="time matrix products on this GPU and let the fastest backend serve each")
     tune.add_arguments(times)
-    commands.add_parser("precision", help="show the autocast rule of each op")
     compare = commands.add_parser("parity", help="compare training in FP32, BF16 and FP16 over seeds")
     parity.add_arguments(compare)
-    spread = commands.add_parser("numerics", help="show the gradients of a training function by power of two")
-    numerics.add_arguments(spread)
     commands.add_parser("bench", help="run the benchmarks", add_help=False)
     arguments, rest = parser.parse_known_args(argv)
     if arguments.command is None:
@@ -44,9 +41,9 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if arguments.command == "info":
         return info.run(brief=arguments.brief, check=arguments.check)
-    if arguments.command in ("parity", "numerics", "tune"):
-        return {"parity": parity, "numerics": numerics, "tune": tune}[arguments.command].run(arguments)
-    return {"doctor": doctor, "precision": precision}[arguments.command].run()
+    if arguments.command == "doctor":
+        return doctor.run()
+    return {"parity": parity, "tune": tune}[arguments.command].run(arguments)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ NAMES: dict[str, str] = {
     "amp_kernels.nn.functional.log_softmax": _LOG_SOFTMAX,
     "amp_kernels.nn.functional.softmax": _SOFTMAX,
     "amp_kernels.numerics.GradientHistogram.plot": "print(histogram), or counts() and a plotter",
+    "amp_kernels.numerics.Run.watch": "amp_kernels.numerics.GradientHistogram(model) in the training function",
     "amp_kernels.softmax": _SOFTMAX,
 }
 # (function or class, option) -> its replacement

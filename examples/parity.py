@@ -20,7 +20,7 @@ def rings(count, device):
 def train(run, steps=150):
     """Build everything from ``run`` (device, format, scaler; the seed is set) and return the loss on new points."""
     layers = nn.Linear(2, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 4)
-    model = run.watch(ak.convert(nn.Sequential(*layers).to(run.device)))
+    model = ak.convert(nn.Sequential(*layers).to(run.device))
     optimizer = ak.optim.AdamW(model.parameters(), lr=3e-3)
     criterion = ak.nn.CrossEntropyLoss()
     for _ in range(steps):

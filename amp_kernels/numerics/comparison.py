@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
 
 from .._checks import lists
 from .._checks.types import type_name
+from .._removed import attributes_of
 from ..amp import GradScaler
 
 PRECISIONS = {
@@ -47,7 +47,6 @@ class Run:
         device: the device to train on.
         scaler: a :class:`amp_kernels.GradScaler`, enabled only in ``"fp16"``. Always call its ``scale``, ``step`` and ``update``:
             ``update`` counts the steps.
-        on_watch: called by :meth:`watch`.
 
     Examples:
         >>> run = ak.numerics.Run("bf16", seed=0, device=torch.device("cpu"))
@@ -60,18 +59,12 @@ class Run:
     seed: int
     device: torch.device
     scaler: GradScaler = field(init=False)
-    on_watch: Callable[[nn.Module], object] | None = field(default=None, repr=False)
+    __getattr__ = attributes_of("amp_kernels.numerics.Run")
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise ValueError(f"Run: precision is {self.precision!r}; accepted: {', '.join(PRECISIONS)}")
         self.scaler = _CountingScaler(self.device.type, enabled=self.precision == "fp16")
-
-    def watch(self, model: nn.Module) -> nn.Module:
-        """Register the model for ``python -m amp_kernels numerics``. Returns it."""
-        if self.on_watch is not None:
-            self.on_watch(model)
-        return model
 
     def autocast(self) -> AbstractContextManager[object]:
         """``torch.autocast`` in this run's format; disabled in FP32."""
@@ -241,19 +234,14 @@ def parity(
     return Parity(tuple(outcomes), factor)
 
 
-def seeded(precision: str, seed: int, device: torch.device) -> Run:
-    """Seed the generators of Python and torch and return a run."""
-    random.seed(seed)
-    torch.manual_seed(seed)
-    return Run(precision, seed, device)
-
-
 def _train(train: Callable[[Run], float], precision: str, seed: int, device: torch.device) -> Outcome:
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    run = seeded(precision, seed, device)
+    random.seed(seed)
+    torch.manual_seed(seed)
+    run = Run(precision, seed, device)
     begin = time.perf_counter()
     metric = train(run)
     if isinstance(metric, torch.Tensor) and metric.numel() == 1:

@@ -1,4 +1,4 @@
-"""``python -m amp_kernels parity`` and ``numerics`` on a file of the user's."""
+"""``python -m amp_kernels parity`` on a file of the user's."""
 
 import sys
 
@@ -7,17 +7,13 @@ import pytest
 from amp_kernels.__main__ import main
 
 TRAINING = """
-import random
-
 import torch
 
 import amp_kernels as ak
 
 
-def train(run, loss_weight=1.0, watch=True):
+def train(run, loss_weight=1.0):
     model = torch.nn.Linear(8, 1)
-    if watch:
-        run.watch(model)
     optimizer = ak.optim.SGD(model.parameters(), lr=0.02 / loss_weight)
     for step in range(60):
         x = torch.randn(64, 8)
@@ -34,17 +30,8 @@ def small(run):
     return train(run, loss_weight=2.0**-24)
 
 
-def draws(run):
-    run.watch(torch.nn.Linear(1, 1))
-    print("drew", random.random(), torch.rand(()).item())
-
-
 def fails(run):
     return 1 / 0
-
-
-def unseen(run):
-    return train(run, watch=False)
 
 
 not_a_function = 3
@@ -123,28 +110,6 @@ def test_bad_arguments_are_told_from_a_difference(module, capsys, arguments, mes
 def test_a_training_that_fails_is_told_from_a_difference(module, capsys):
     assert main(["parity", f"{module}:fails"]) == 2
     assert "ZeroDivisionError" in capsys.readouterr().err
-
-
-def test_numerics_prints(module, capsys):
-    assert main(["numerics", f"{module}:small"]) == 0
-    out = capsys.readouterr().out
-    assert "gradients of activations" in out
-    assert "FP16 can represent them at loss scales from" in out
-
-
-def test_numerics_seeds_python_and_torch(module, capsys):
-    def drawn(seed):
-        assert main(["numerics", f"{module}:draws", "--seed", seed]) == 0
-        return capsys.readouterr().out.splitlines()[0].split()
-
-    first, again, other = drawn("3"), drawn("3"), drawn("4")
-    assert first == again
-    assert not set(first[1:]) & set(other[1:])
-
-
-def test_a_function_that_shows_no_model(module, capsys):
-    assert main(["numerics", f"{module}:unseen"]) == 2
-    assert "did not call run.watch(model)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
