@@ -107,14 +107,17 @@ class ProductCall:
         }
 
     def planned(self) -> tuple[list[int], str]:
-        """The product as ``_set_gemm_plan`` takes it: its numbers in the order of GemmKey (csrc/gemm/plan.h), and the activation."""
+        """The product as ``_set_gemm_plan`` takes it: its numbers by :data:`PLANNED`, and the activation."""
         of = self.request()
-        names = ("m", "n", "k", "batch", "m_major_a", "n_major_b", "out_bytes")
-        bias = self.bias and not of["backward"]
-        flags = (bias, self.residual, self.preact, of["backward"], of["column_sums"])
-        return [*(int(of[name]) for name in names), *map(int, flags)], self.activation
+        of |= {"bias": self.bias and not of["backward"], "residual": self.residual}
+        return [int(of[name]) for name in PLANNED], self.activation
 
 
+#: The numbers of a product in the order of ``set_gemm_plan`` (csrc/gemm/glue.cpp), which gives them their names in GemmKey.
+PLANNED = (
+    *("m", "n", "k", "batch", "m_major_a", "n_major_b", "out_bytes"),
+    *("bias", "residual", "keeps_z", "backward", "column_sums"),
+)
 FIELDS = tuple(field.name for field in fields(ProductCall))
 
 

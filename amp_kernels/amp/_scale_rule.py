@@ -11,7 +11,6 @@ from torch.amp import GradScaler
 
 from .._checks import lists
 from .._raw.update_scale import HYSTERESIS
-from .._raw.update_scale import op as update_scale_op
 
 _RANGES = {"growth_factor": (1.0, math.inf), "backoff_factor": (math.ulp(0.0), 1.0)}
 _OPTIONS = ("min_scale", "max_scale", "hysteresis", "consecutive_hysteresis")
@@ -40,19 +39,6 @@ class ScaleRule:
 
     def create_tracker(self, device: torch.device) -> None:
         self.tracker = torch.full((), self._start, dtype=torch.int32, device=device)
-
-    def update(
-        self,
-        scale: Tensor,
-        growth_tracker: Tensor,
-        found_infs: list[Tensor],
-        factors: tuple[float, float, int],
-        skip_counters: tuple[Tensor, ...],
-    ) -> None:
-        """Move the scale by what an iteration found. ``factors``: growth, backoff and growth interval."""
-        if self.dynamic:
-            options = self.min_scale, self.max_scale, self.hysteresis, self.consecutive_hysteresis
-            update_scale_op(scale, growth_tracker, self.tracker, found_infs, *factors, *options, *skip_counters)
 
     def state_dict(self) -> dict[str, Any]:
         """The options and the count, as numbers; waits for the device."""
@@ -97,7 +83,7 @@ def check_factors(growth_factor: float, backoff_factor: float) -> None:
 
 
 def check_update_numbers(name: str, **numbers: float) -> None:
-    """Refuse numbers with which :meth:`ScaleRule.update` would spoil the scale. ``name``: of the function, for the error."""
+    """Refuse numbers with which an update would spoil the scale. ``name``: of the function, for the error."""
     for number, value in numbers.items():
         if number == "growth_interval":
             lists.check_count(name, number, value, 0)

@@ -26,6 +26,7 @@ from .._checks.types import check_device_type, check_mapping
 from .._dispatch.compiled import CompiledHandle, HasCompiledCalls, compiled_call
 from .._dispatch.devices import at, restorer
 from .._dispatch.switch import is_enabled
+from .._raw.update_scale import op as update_scale
 from .._sharding.agreement import Agreement
 from .._sharding.zero import inner_optimizer
 from ..optim._base import FusedOptimizer
@@ -383,8 +384,10 @@ class GradScaler(HasCompiledCalls, CheckedSetters):
             if not found_infs:
                 raise AssertionError("No inf checks were recorded prior to update.")
             self._per_optimizer_states.clear()  # first: an interrupt must not leave half an iteration
-            factors = self._growth_factor, self._backoff_factor, self._growth_interval
-            self._rule.update(scale, growth_tracker, found_infs, factors, self.skips.counters)
+            rule, factors = self._rule, (self._growth_factor, self._backoff_factor, self._growth_interval)
+            if rule.dynamic:
+                options = rule.min_scale, rule.max_scale, rule.hysteresis, rule.consecutive_hysteresis
+                update_scale(scale, growth_tracker, rule.tracker, found_infs, *factors, *options, *self.skips.counters)
         if found_infs:
             self.skips.end_iteration(found_infs, stepped, new_scale is None and self._rule.dynamic, scale)
 
