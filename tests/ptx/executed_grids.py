@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import amp_kernels as ak
+from amp_kernels._dispatch.library import REGISTRY
 from tools.ptx import host
 from tools.ptx.cuobjdump import cuobjdump
 
@@ -59,10 +60,10 @@ CALLS = {
     "check_and_norm per tensor": lambda: ak._raw.check_and_norm([empty(2**25)], per_tensor=True),
     "unscale": lambda: ak._raw.unscale_([empty(2**25)], None, empty((), dtype=F32)),
     "histogram": lambda: ak._raw.exponent_histogram([empty(2**25)]),
-    "cast": lambda: ak._raw.cast_([empty(2**25)], [empty(2**25, dtype=F32)]),
-    "cast, stochastic": lambda: ak._raw.cast_([empty(2**25)], [empty(2**25, dtype=F32)], seed=1),
+    "cast": lambda: REGISTRY["cast_"]([empty(2**25)], [empty(2**25, dtype=F32)]),
+    "cast, stochastic": lambda: REGISTRY["cast_"]([empty(2**25)], [empty(2**25, dtype=F32)], seed=1),
     "column_sums": lambda: ak._raw.column_sums(empty(16384, 4096)),
-    "activation sums": lambda: ak._raw.activation_backward(
+    "activation sums": lambda: REGISTRY["activation_backward"](
         empty(4096, 4096), empty(4096, 4096), activation="gelu", bias_grad=True
     ),
     "embedding": embedding,
@@ -121,4 +122,5 @@ def test_a_persistent_kernel_launches_what_is_resident(name, usage, monkeypatch)
         if kernel in NOT_PERSISTENT:
             continue
         launched = -(-launch.grid[0] // SMS)
-        assert launched == resident or (launched < resident and kernel in FEWER), kernel
+        whole_waves = launched % resident == 0  # one, but for unaligned rows of norm_backward_sums_kernel
+        assert whole_waves or (launched < resident and kernel in FEWER), kernel
