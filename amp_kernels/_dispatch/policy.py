@@ -94,8 +94,9 @@ def choose(
 ) -> Choice:
     """Pick the backend of ``op`` for tensors on ``device``.
 
-    Products on a GPU go to the CUDA kernels if these use its Tensor Core instructions, else to torch's products. Triton's GEMM, which
-    takes longer than either, runs if it is chosen, or if sums need an order and there is no CUDA kernel.
+    Products on a GPU go to the CUDA kernels if these use its Tensor Core instructions, else to torch's products; where no product was
+    timed (:data:`UNTIMED`), plain ones are torch's all the same (:func:`select_product`). Triton's GEMM, which takes longer than
+    either, runs if it is chosen, or if sums need an order and there is no CUDA kernel.
 
     Args:
         op: name of the op, for messages.
@@ -136,7 +137,9 @@ def choose(
         if foreign and "aten" not in excluded and not (own and op in _ORDERED):
             return Choice("aten", f"torch's product: {foreign}")
         if "cuda" not in excluded:
-            return Choice("cuda", f"compiled for {_describe(device, capability)}")
+            plain = f"; plain products are torch's until {profile.TUNE} has timed them"
+            untimed = op == "gemm" and built.aten and capability is not None and capability[0] in UNTIMED
+            return Choice("cuda", f"compiled for {_describe(device, capability)}{plain * untimed}")
         if "triton" not in excluded:
             return Choice("triton", f"no CUDA kernel: {excluded['cuda']}")
         return Choice(
@@ -145,6 +148,9 @@ def choose(
     return Choice("reference", f"no kernels for device type {device!r}")
 
 
+#: Major compute capabilities whose products go to mma.sync kernels that were never timed there: by arithmetic 0.88 to 0.93 of cuBLAS on
+#: an A100, so that they are ahead with an epilogue, on unaligned operands and with FP32 results alone.
+UNTIMED = (8, 12)
 _NO_TRITON = "this op has no Triton kernel"
 #: The products whose sums kernels of the package add in a fixed order. The others over torch's are made of them where one is wanted.
 _ORDERED = ("gemm", "gemm_accumulate_")
@@ -276,27 +282,39 @@ def select_product(op: Op, tensor: torch.Tensor, args: tuple, kwargs: dict) -> s
     own, device, requested = fixes_order(kwargs), tensor.device, requested_backend()
     if _recorded is not None and (call := described(op.name, args, kwargs)) is not None:
         _recorded.setdefault(call)
-    if not own and requested is None and tensor.is_cuda and (known := _winners(tensor)):
+    if not own and requested is None and tensor.is_cuda and _looks(device.index):
         call = described(op.name, args, kwargs)
-        winner = None if call is None else known.get(str(call))
-        if winner and _winner_runs(op, device.index, call, winner):
+        if call is not None and (winner := _winner(op, device.index, call)):
             return winner
     return _select(op, device.type, device.index, requested, own)
 
 
-def _winners(tensor: torch.Tensor) -> dict[str, str]:
-    return profile.of_device(tensor.device.index).winners
+@functools.cache
+def _looks(index: int | None) -> bool:
+    """True if the sizes of a product may decide on its backend."""
+    return bool(profile.of_device(index).winners) or _is_untimed(index)
+
+
+def _is_untimed(index: int | None) -> bool:
+    """True if plain products are torch's on this device."""
+    capability = capability_of("cuda", index)
+    return capability is not None and capability[0] in UNTIMED and not profile.of_device(index).times
 
 
 @functools.cache
-def _winner_runs(op: Op, index: int | None, call: ProductCall, winner: str) -> bool:
-    """True if this install has the backend; the log says so."""
+def _winner(op: Op, index: int | None, call: ProductCall) -> str | None:
+    """The backend of a product in place of the automatic one, if this install has it; the log says so."""
     default = _select(op, "cuda", index, None, False)
+    winner, why = profile.of_device(index).winners.get(str(call)), f"faster than {default} in the profile of this GPU"
+    if winner is None and _is_untimed(index) and call.is_plain():
+        winner, why = "aten", f"{default} was not timed on this GPU: {profile.TUNE}"
+    if winner is None or winner == default:
+        return None
     if winner in why_not("cuda", capability_of("cuda", index), op.built):
-        logger.debug("%s on cuda: %s (%s, faster in the profile of this GPU, is not here)", call, default, winner)
-        return False
-    logger.debug("%s on cuda: %s (faster than %s in the profile of this GPU)", call, winner, default)
-    return True
+        logger.debug("%s on cuda: %s (%s, %s, is not here)", call, default, winner, why)
+        return None
+    logger.debug("%s on cuda: %s (%s)", call, winner, why)
+    return winner
 
 
 _recorded: dict[ProductCall, None] | None = None
@@ -327,7 +345,7 @@ def _select(op: Op, device_type: str, index: int | None, requested: str | None, 
         measured = profile.of_device(index)
         if measured.plans:
             _tell_planner(measured, torch.empty(0, device=torch.device("cuda", index)))
-        if not measured.winners:  # the nodes call the CUDA kernels, whatever the sizes
+        if not _looks(index):  # the nodes call the CUDA kernels, whatever the sizes
             nodes.serve_gpu(index)
     if choice.slow:
         _warn_of_reference(op.name if device_type == "cuda" else "every such op", choice.reason)

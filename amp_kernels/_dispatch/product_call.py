@@ -63,6 +63,12 @@ class ProductCall:
         epilogue += [name for name in ("bias", "residual", "preact") if getattr(self, name)]
         return " ".join([self.op, shape, f"{self.dtype}->{self.out}", *epilogue])
 
+    def is_plain(self) -> bool:
+        """True for a ``gemm`` without an epilogue, in the dtype of its operands, of matrices that tensor maps take."""
+        of = self.request()
+        aligned = of["tma_a"] and of["tma_b"] and of["tma_output"]
+        return self.op == "gemm" and of["plain"] and self.activation == "none" and self.out == self.dtype and aligned
+
     def arguments(self, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Random arguments of such a call."""
         batch = (self.batch,) if self.batch > 1 else ()

@@ -1,5 +1,6 @@
 """Profiles of `tune`, against a fake timer: which products get a winner, what is read back, and what the policy does with it."""
 
+import functools
 import itertools
 import json
 import logging
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.own_backend
 
 MACHINE = {"gpu": "Some GPU 80GB", "driver": "13000", "torch": "2.11.0", "amp_kernels": "0.1.0"}
 CALL = ProductCall(64, 32, 16)
-BUILT = Built(cuda=True, cuda_archs=("9.0a",), triton=True, aten=True, tensor_cores=True)
+BUILT = Built(cuda=True, cuda_archs=("8.0+PTX", "9.0a", "12.0"), triton=True, aten=True, tensor_cores=True)
 CALLS = [
     *(
         ProductCall(5, 6, 7, batch, layout, dtype=d, out=d)
@@ -205,12 +206,13 @@ def gpu(monkeypatch):
     monkeypatch.setattr(policy, "_select", lambda *args: "cuda")
     monkeypatch.setattr(policy, "capability_of", lambda *args: (9, 0))
     monkeypatch.setattr(profile, "of_device", lambda index: profile.Profile(MACHINE, winners={str(CALL): "aten"}))
-    policy._winner_runs.cache_clear()
-    yield SimpleNamespace(is_cuda=True, device=SimpleNamespace(type="cuda", index=0))
-    policy._winner_runs.cache_clear()
+    for cached in (policy._looks, policy._winner):
+        monkeypatch.setattr(policy, cached.__name__, cached.__wrapped__)
+    return SimpleNamespace(is_cuda=True, device=SimpleNamespace(type="cuda", index=0))
 
 
-def test_the_policy_takes_the_winner_and_says_so_once(gpu, caplog):
+def test_the_policy_takes_the_winner_and_says_so_once(gpu, caplog, monkeypatch):
+    monkeypatch.setattr(policy, "_winner", functools.cache(policy._winner))
     with caplog.at_level(logging.DEBUG, logger="amp_kernels"):
         assert [policy.select_product(gemm_op, gpu, (), {}) for _ in range(2)] == ["aten", "aten"]
     (record,) = caplog.records
@@ -230,6 +232,38 @@ def test_a_winner_that_is_not_here_does_not_run(gpu, monkeypatch):
     assert policy.select_product(gemm_op, gpu, (), {}) == "cuda"
 
 
+PLAIN = ProductCall(128, 256, 512)
+#: Products that the kernels of mma.sync take where no GPU of that capability was timed.
+OURS = {
+    "bias": {"bias": True},
+    "activation": {"activation": "gelu"},
+    "residual": {"residual": True},
+    "pre-activation": {"preact": True},
+    "fp32 result": {"out": "fp32"},
+    "unaligned rows": {"k": 511},
+    "unaligned result": {"n": 255},
+    "derivative": {"op": "gemm_dact"},
+    "sum": {"op": "gemm_accumulate_", "out": "fp32"},
+}
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (12, 0)])
+@pytest.mark.parametrize("timed", [False, True])
+def test_plain_products_are_torchs_where_no_product_was_timed(capability, timed, gpu, monkeypatch):
+    measured = profile.Profile(MACHINE, times={str(CALL): {"cuda": 1.0}} if timed else {})
+    monkeypatch.setattr(profile, "of_device", lambda index: measured)
+    monkeypatch.setattr(policy, "capability_of", lambda *args: capability)
+    untimed = capability != (9, 0) and not timed
+    for changed in ({}, {"batch": 3, "layout": "TN"}, *OURS.values()):
+        call = replace(PLAIN, **changed)
+        monkeypatch.setattr(policy, "described", lambda *args, call=call: call)
+        winner = policy.select_product(gemm_op, gpu, (), {})
+        assert winner == ("aten" if untimed and changed not in OURS.values() else "cuda"), call
+        assert policy.select_product(gemm_op, gpu, (), {"batch_invariant": True}) == "cuda"
+    chosen = policy.choose("gemm", "cuda", capability, BUILT)
+    assert ("until" in chosen.reason) == (capability != (9, 0))
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_compiled_program_holds_the_winner(dynamic, monkeypatch):
     """The winner is the one for the sizes of the program. A program for any sizes keeps the op, as other products do."""
@@ -239,8 +273,8 @@ def test_a_compiled_program_holds_the_winner(dynamic, monkeypatch):
         called.append({str(node.target) for node in graph.graph.nodes if node.op == "call_function"})
         return make_boxed_func(graph.forward)
 
-    monkeypatch.setattr(policy, "_winners", lambda tensor: {str(replace(CALL, bias=True)): "aten"})
-    monkeypatch.setattr(policy, "_winner_runs", lambda *args: True)
+    monkeypatch.setattr(policy, "_looks", lambda index: True)
+    monkeypatch.setattr(policy, "_winner", lambda op, index, call: "aten" if call == replace(CALL, bias=True) else None)
     select = policy.select_product
     on_gpu = lambda t: SimpleNamespace(is_cuda=True, device=t.device)  # noqa: E731
     monkeypatch.setattr(policy, "select_product", lambda op, tensor, *call: select(op, on_gpu(tensor), *call))
@@ -255,16 +289,21 @@ def test_a_compiled_program_holds_the_winner(dynamic, monkeypatch):
     assert "amp_kernels.gemm.default" in backward
 
 
-@pytest.mark.parametrize("winners", [{}, {str(CALL): "aten"}], ids=["none", "one"])
-def test_the_cpp_nodes_serve_a_gpu_without_winners(winners, monkeypatch):
+@pytest.mark.parametrize(
+    ("capability", "winners", "serve"),
+    [((9, 0), {}, True), ((9, 0), {str(CALL): "aten"}, False), ((8, 0), {}, False)],
+    ids=["none", "one", "untimed"],
+)
+def test_the_cpp_nodes_serve_a_gpu_without_winners(capability, winners, serve, monkeypatch):
     """They call the CUDA kernels, whatever the sizes."""
     served = []
+    monkeypatch.setattr(policy, "_looks", policy._looks.__wrapped__)
     monkeypatch.setattr(nodes, "serve_gpu", served.append)
-    monkeypatch.setattr(policy, "capability_of", lambda *args: (9, 0))
+    monkeypatch.setattr(policy, "capability_of", lambda *args: capability)
     monkeypatch.setattr(profile, "of_device", lambda index: profile.Profile(MACHINE, winners=winners))
     op = SimpleNamespace(name="gemm", built=BUILT)
     assert policy._select.__wrapped__(op, "cuda", 5, None, False) == "cuda"
-    assert served == ([] if winners else [5])
+    assert served == [5] * serve
 
 
 def test_products_of_a_model():
