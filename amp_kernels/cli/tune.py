@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     chip = {
         "sm_count": gpu.multi_processor_count,
         "capability": 10 * gpu.major + gpu.minor,
-        "geforce": gpu.name.startswith("NVIDIA GeForce"),
+        "gpu": gpu.name,
     }
     found = tuned(calls, profile.machine(None), device, timed, chip)
     for call in map(str, calls):
@@ -106,7 +106,7 @@ def tuned(
     machine: dict[str, str],
     device: torch.device,
     timer: Timer,
-    chip: dict[str, int] | None = None,
+    chip: dict[str, Any] | None = None,
 ) -> profile.Profile:
     """The machine's profile with these products decided again. A backend that fails for a product is left out of it. ``chip``: the GPU
     as the planner knows it; without one no plans are tried."""
@@ -136,7 +136,7 @@ def planner() -> ModuleType | None:
     return importlib.import_module(f"{load.PACKAGE.name}._host")
 
 
-def plans_of(call: ProductCall, chip: dict[str, int]) -> dict[str, list[int]]:
+def plans_of(call: ProductCall, chip: dict[str, Any]) -> dict[str, list[int]]:
     """Plans for a product by name, in addition to the planner's own: the fastest by its model. None for operands that are copied first."""
     host = planner()
     if host is None:

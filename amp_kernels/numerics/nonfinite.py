@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from types import TracebackType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import keystr, tree_flatten_with_path
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .._checks import lists
 from .._checks.types import type_name
 from .._raw.exponent_histogram import INFINITY_BIN, exponent_histogram
 from ..amp import GradScaler
-from ._every_op import EveryOp
 from ._hooks import TensorHooks
-from ._nested import tensors_in
 from ._statistics import Statistics, values_of
 
 _LISTED = 8  # names per list in a report
@@ -62,6 +61,23 @@ class _Look:
     def __str__(self) -> str:
         statistics = Statistics.of(self.counts.tolist(), self.largest.item(), self.shape, self.dtype)
         return f"{self.role} {self.place}".rstrip() + f": {statistics}"
+
+
+class _EveryOp(TorchDispatchMode):
+    """Shows the finder each operation, except views."""
+
+    def __init__(self, finder: find_nonfinite) -> None:
+        super().__init__()
+        self._finder = finder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func.is_view:
+            return func(*args, **kwargs)
+        call = self._finder._before_operation(str(func), (args, kwargs) if kwargs else args)
+        outputs = func(*args, **kwargs)
+        self._finder._after_operation(call, outputs)
+        return outputs
 
 
 class find_nonfinite:
@@ -120,7 +136,7 @@ class find_nonfinite:
             raise ValueError(f"find_nonfinite: on_detect is {on_detect!r}; accepted: 'raise' and 'warn'")
         lists.check_number("find_nonfinite", "patience", patience, 1)
         self._model, self._scaler, self._patience, self._on_detect = model, scaler, patience, on_detect
-        self._every_op = EveryOp(self._before_operation, self._after_operation) if ops else None
+        self._every_op = _EveryOp(self) if ops else None
         self._handles: list[Any] = []
         self._hooks = TensorHooks()
         self._step = self._at_minimum = 0
@@ -194,7 +210,7 @@ class find_nonfinite:
             if module is self._model and not self._open and self._looks:
                 self.check()
             call = _Call(name, type(module).__name__, self._open[-1] if self._open else None)
-            for place, tensor in tensors_in((args, kwargs) if kwargs else args):
+            for place, tensor in _tensors_in((args, kwargs) if kwargs else args):
                 self._look(call, "input", place, tensor)
                 if tensor.requires_grad:
                     self._of_gradient(call, "gradient of input", place, tensor)
@@ -212,7 +228,7 @@ class find_nonfinite:
         call = self._open.pop()
         if self._every_op is not None and not self._open:
             self._every_op.__exit__(None, None, None)
-        for place, tensor in tensors_in(output):
+        for place, tensor in _tensors_in(output):
             made_by = "" if tensor.grad_fn is None else tensor.grad_fn.name()
             self._look(call, "output", place, tensor, made_by)
             if made_by:
@@ -220,12 +236,12 @@ class find_nonfinite:
 
     def _before_operation(self, operation: str, inputs: Any) -> _Call:
         call = _Call(self._open[-1].name, operation, self._open[-1])
-        for place, tensor in tensors_in(inputs):
+        for place, tensor in _tensors_in(inputs):
             self._look(call, "input", place, tensor)
         return call
 
     def _after_operation(self, call: _Call, outputs: Any) -> None:
-        for place, tensor in tensors_in(outputs):
+        for place, tensor in _tensors_in(outputs):
             self._look(call, "output", place, tensor)
 
     def _of_gradient(self, call: _Call, role: str, place: str, tensor: Tensor, made_by: str = "") -> None:
@@ -296,6 +312,28 @@ class find_nonfinite:
         grads = [look for look in bad if look.role == "gradient of parameter"]
         every = sum(look.role == "gradient of parameter" for look in self._looks)
         return lines + _listed(f"not finite, of {every} gradients of parameters:", [look.place for look in grads])
+
+
+def _tensors_in(nested: Any, _around: tuple[int, ...] = ()) -> Iterator[tuple[str, Tensor]]:
+    """Yield ``(position, tensor)``, for example ``("['b'][0]", ...)``. Enters torch's pytree nodes, dataclasses, and subclasses
+    of dict, list and tuple, which pytree treats as leaves."""
+    for path, leaf in tree_flatten_with_path(nested)[0]:
+        place = keystr(path)
+        if isinstance(leaf, Tensor):
+            yield place, leaf
+        elif id(leaf) not in _around:  # an object may contain itself
+            for key, value in _entries(leaf):
+                for inner, tensor in _tensors_in(value, (*_around, id(leaf))):
+                    yield f"{place}{key}{inner}", tensor
+
+
+def _entries(leaf: Any) -> Iterator[tuple[str, Any]]:
+    if is_dataclass(leaf) and not isinstance(leaf, type):
+        yield from ((f".{field.name}", getattr(leaf, field.name, None)) for field in fields(leaf))
+    elif isinstance(leaf, Mapping):
+        yield from ((f"[{key!r}]", value) for key, value in leaf.items())
+    elif isinstance(leaf, (list, tuple)):
+        yield from ((f"[{i}]", value) for i, value in enumerate(leaf))
 
 
 def _within(inner: _Call | None, outer: _Call | None) -> bool:

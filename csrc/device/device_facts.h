@@ -4,14 +4,15 @@
 
 #include <atomic>
 #include <cstdint>
-#include <string_view>
+
+#include "device/chip_name.h"
 
 namespace ak {
 
 /// Properties used by launchers and planners.
 struct DeviceFacts {
   int sm_count, capability, shared_limit;  ///< capability: 10 major + minor
-  bool geforce;                            ///< its name begins with "NVIDIA GeForce"
+  bool geforce;
 };
 
 /// True if this thread enqueued a memset after its last kernel. In a graph a programmatic dependency can begin at a
@@ -56,8 +57,7 @@ inline cudaError_t device_facts(int device, DeviceFacts* facts) {
     cudaDeviceProp properties;
     const cudaError_t error = cudaGetDeviceProperties(&properties, device);
     if (error != cudaSuccess) return error;
-    constexpr std::string_view kGeForce = "NVIDIA GeForce";
-    const uint64_t geforce = std::string_view(properties.name).starts_with(kGeForce);
+    const uint64_t geforce = is_geforce(properties.name);
     packed = geforce << 63 | static_cast<uint64_t>(answers[3]) << 32 |
              static_cast<uint64_t>(10 * answers[1] + answers[2]) << 16 | static_cast<uint64_t>(answers[0]);
     known = packed;

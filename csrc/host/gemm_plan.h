@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "activation/name.h"
+#include "device/chip_name.h"
 #include "gemm/plan.h"
 
 namespace ak {
@@ -41,10 +42,11 @@ struct GemmQuestion {
     take("symmetric", request.symmetric);
     take("sm_count", chip.sm_count);
     take("capability", chip.capability);
-    take("geforce", chip.geforce);
     take("sm90", chip.sm90);
     take("sm80", chip.sm80);
-    std::string activation = "none";
+    std::string gpu, activation = "none";
+    take("gpu", gpu);
+    chip.geforce = is_geforce(gpu);
     take("activation", activation);
     const auto named = find_activation(activation);
     if (!named) throw std::invalid_argument("activation is '" + activation + "'");

@@ -83,10 +83,11 @@ def test_a_geforce_has_half_of_the_multiply_adds():
     """Compute capability alone does not tell it from a workstation's chip."""
     host = tune.planner()
     shape, chip = (8192, 8192, 8192), {"sm_count": 128, "capability": 89}
-    times = [host.plan_gemm(*shape, **chip, geforce=geforce)["microseconds"] for geforce in (False, True)]
+    names = "NVIDIA RTX A6000", "NVIDIA GeForce RTX 4090"
+    times = [host.plan_gemm(*shape, **chip, gpu=name)["microseconds"] for name in names]
     assert 1.8 < times[1] / times[0] < 2.1
     for capability in (80, 90):
-        plans = [host.plan_gemm(*shape, capability=capability, geforce=geforce) for geforce in (False, True)]
+        plans = [host.plan_gemm(*shape, capability=capability, gpu=name) for name in names]
         assert plans[0] == plans[1]
 
 

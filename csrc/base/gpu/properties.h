@@ -6,7 +6,7 @@ namespace ak {
 struct GpuProperties {
   int sm_count;
   int capability;        // 10 major + minor
-  bool geforce = false;  // its name begins with "NVIDIA GeForce"
+  bool geforce = false;  // device/chip_name.h
 };
 
 }  // namespace ak

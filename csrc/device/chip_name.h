@@ -1,0 +1,10 @@
+// What the name of a GPU tells and its compute capability does not. No CUDA header: the module for planners asks, too.
+#pragma once
+#include <string_view>
+
+namespace ak {
+
+/// True for an NVIDIA GeForce: half of a workstation chip's multiply-adds with fp32 sums.
+inline bool is_geforce(std::string_view name) { return name.starts_with("NVIDIA GeForce"); }
+
+}  // namespace ak
