@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -111,7 +110,8 @@ def tuned(
     """The machine's profile with these products decided again. A backend that fails for a product is left out of it. ``chip``: the GPU
     as the planner knows it; without one no plans are tried."""
     found = profile.read(machine)
-    for call in progress(calls):
+    for number, call in enumerate(calls, start=1):
+        print(f"{number} of {len(calls)}: {call}", flush=True)
         op = REGISTRY[call.op]
         excluded = policy.why_not(device.type, policy.capability_of(device.type, device.index), op.built)
         args, kwargs = call.arguments(device)
@@ -219,18 +219,3 @@ def _sample(call: Callable[[], Any], repeats: int) -> float:
     end.record()
     end.synchronize()
     return max(begin.elapsed_time(end) * 1e3 / repeats, 1e-3)
-
-
-def progress(calls: list[ProductCall]) -> Iterable[ProductCall]:
-    """The calls, with a bar by tqdm, or a line for each without it."""
-    if importlib.util.find_spec("tqdm") is not None:
-        from tqdm import tqdm
-
-        return tqdm(calls, desc="products", dynamic_ncols=True)
-    return _lines(calls)
-
-
-def _lines(calls: list[ProductCall]) -> Iterable[ProductCall]:
-    for number, call in enumerate(calls, start=1):
-        print(f"{number} of {len(calls)}: {call}", flush=True)
-        yield call

@@ -339,12 +339,6 @@ def test_a_wrong_file_says_what_is_accepted(tmp_path, rows, said):
         tune.products(path, None)
 
 
-def test_progress_without_tqdm_is_lines(monkeypatch, capsys):
-    monkeypatch.setattr(tune.importlib.util, "find_spec", lambda name: None)
-    assert list(tune.progress([CALL])) == [CALL]
-    assert capsys.readouterr().out == f"1 of 1: {CALL}\n"
-
-
 def test_tune_wants_a_gpu(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert tune.run(SimpleNamespace()) == 2
