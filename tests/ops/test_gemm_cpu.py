@@ -13,6 +13,7 @@ import torch
 from amp_kernels._dispatch import cpu_isa
 
 from ..helpers.generators import HALF_DTYPES, integers, operand
+from ..helpers.patience import PATIENCE
 from .raw import gemm, gemm_accumulate_, gemm_dact
 
 #: Around tiles (4, 8, 16, 32; 16, 24, 32, 48), units of 64 rows, blocks of 192 columns, depths of 192 to 512.
@@ -261,12 +262,11 @@ if TILES:
 # ---- forked processes
 
 FORKED = """
-import os, signal
+import os, signal, sys
 import torch
 from torch.utils.data import DataLoader, Dataset
 from amp_kernels._dispatch import cpu_isa
 from amp_kernels._raw.gemm import gemm_op
-from ..helpers.patience import PATIENCE
 
 SMALL, LARGE = 40, 400  # runs on the calling thread alone; wakes other threads
 torch.set_num_threads(2)
@@ -290,7 +290,7 @@ def in_workers():
 
 def in_a_fork(threads, size):
     if (child := os.fork()) == 0:
-        signal.alarm(PATIENCE)  # ends a child that hangs
+        signal.alarm(int(sys.argv[1]))  # ends a child that hangs
         if threads:
             torch.set_num_threads(threads)
         os._exit(0 if right(size) else 1)
@@ -308,7 +308,7 @@ def test_processes_forked_before_and_after_a_product(isa):
     """Linux grants the tiles to a process once, and its children inherit them. OpenMP's threads they do not inherit
     (docs/cpu.md)."""
     run = subprocess.run(
-        [sys.executable, "-c", FORKED],
+        [sys.executable, "-c", FORKED, str(PATIENCE)],
         env={**os.environ, "AMP_KERNELS_CPU_ISA": isa},
         capture_output=True,
         text=True,
