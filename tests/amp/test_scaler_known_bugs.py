@@ -12,13 +12,6 @@ def param(n=4, dtype=torch.float32):
     return torch.nn.Parameter(torch.ones(n, dtype=dtype))
 
 
-def one_step(scaler, optimizer, p, grad, **kw):
-    scaler.scale(torch.ones(()))
-    p.grad = grad * scaler.get_scale()
-    scaler.step(optimizer, **kw)
-    scaler.update()
-
-
 def test_found_infs_of_devices_are_combined_by_maximum():
     """torch adds them up in place."""
     flags = {"a": torch.ones(()), "b": torch.ones(()), "c": torch.zeros(())}

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import amp_kernels
-
-PACKAGE = Path(amp_kernels.__file__).parent
+from .package_copy import copy_package
 
 FAMILY = """
 import torch
@@ -91,11 +89,7 @@ info.run()
 @pytest.fixture
 def package(tmp_path):
     """A folder with a package that has the family."""
-    for path in PACKAGE.rglob("*"):
-        if path.suffix in (".py", ".so", ".json"):
-            copy = tmp_path / "amp_kernels" / path.relative_to(PACKAGE)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.symlink_to(path)
+    copy_package(tmp_path)
     (tmp_path / "amp_kernels" / "ops" / "toy.py").write_text(FAMILY)
     (tmp_path / "amp_kernels" / "_triton" / "toy.py").write_text(TRITON)
     return tmp_path

@@ -1,6 +1,6 @@
 """CONTRIBUTING's steps for a new optimizer: one declaration, two functions for Triton's kernels, one class and one row in
 the test table. Shown with Adagrad (Duchi et al., JMLR 2011) in a copy of the package; in C++: tests/emulator/
-test_new_rule.cpp. And a new argument of all updates: a field, a member in C++, and its value in the optimizers' call."""
+test_new_rule.cpp."""
 
 import os
 import re
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import amp_kernels
 from amp_kernels._updates.arguments import UpdateArguments
 
-PACKAGE = Path(amp_kernels.__file__).parent
+from .package_copy import copy_package
+
 TESTS = Path(__file__).parents[1]
 
 FILES = {
@@ -142,14 +142,6 @@ print("followed torch")
 """
 
 
-def copy_package(path):
-    for source in PACKAGE.rglob("*"):
-        if source.suffix in (".py", ".so", ".json"):
-            copy = path / "amp_kernels" / source.relative_to(PACKAGE)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.symlink_to(source)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """With a package that has the optimizer, and the row of the test table as a module."""
@@ -182,52 +174,7 @@ def test_the_shared_tests_run_over_it(folder):
     assert passed > 25, said
 
 
-#: The Python half of a new argument: file, line, line with the argument.
-ARGUMENT = [
-    ("_updates/arguments.py", "    seed: int\n", "    seed: int\n    nudge: float = 0.0\n"),
-    ("optim/_plan.py", "seed=self._options.seed,\n", "seed=self._options.seed,\n            nudge=0.5,\n"),
-]
-NUDGED = """
-import torch
-import amp_kernels as ak
-from amp_kernels._dispatch.library import REGISTRY
-from amp_kernels._updates.arguments import UpdateArguments
-from amp_kernels.cli.check import check_backend
-
-for name in ("adamw_", "sgd_", "lion_", "muon_", "lamb_", "lamb_half_"):
-    assert "int seed, float nudge" in str(REGISTRY[name].schema)
-    assert check_backend(REGISTRY[name], "triton", "cpu") > 0
-p = torch.nn.Parameter(torch.ones(3))
-p.grad = torch.ones(3)
-seen = []
-step = type(REGISTRY["lion_"]).__call__
-REGISTRY["lion_"].__class__.__call__ = lambda op, *args: (seen.append(UpdateArguments(*args).nudge), step(op, *args))[1]
-with ak.backend("triton"):
-    ak.optim.Lion([p]).step()
-assert seen == [0.5] and p[0] < 1
-try:
-    with ak.backend("cpu"):
-        ak.optim.Lion([p]).step()
-except RuntimeError as error:
-    print(error)
-"""
-
-
-def test_an_argument_of_all_updates_is_two_lines_of_python(tmp_path):
-    """A field and its value. Compiled ops that lack it refuse the call."""
-    copy_package(tmp_path)
-    for file, old, new in ARGUMENT:
-        copy = tmp_path / "amp_kernels" / file
-        text = copy.read_text()
-        assert text.count(old) == 1
-        copy.unlink()
-        copy.write_text(text.replace(old, new))
-    said = run(tmp_path, "-c", NUDGED, TRITON_INTERPRET="1")
-    if (PACKAGE / "libamp_kernels_cpu.so").exists():
-        assert said == "lion_: the schema has more arguments than the kernel\n"
-
-
 def test_the_struct_of_the_compiled_ops_has_the_arguments_in_order():
-    text = (PACKAGE.parent / "csrc" / "update" / "call.h").read_text()
+    text = (TESTS.parent / "csrc" / "update" / "call.h").read_text()
     members = re.findall(r"^  \S.* (\w+) = .*\bin\.\w+\(.*\);$", text, re.MULTILINE)
     assert members == ["table", *UpdateArguments._fields]

@@ -5,7 +5,6 @@ import copy
 import math
 import os
 import pickle
-import time
 
 import pytest
 import torch
@@ -196,22 +195,6 @@ def test_too_many_skips_raise_on_all_ranks_and_name_the_tensors_of_all(ranks, ou
     step, message = found[0]
     assert step == 1
     assert "In the last of them 2 gradients were infinite or NaN: 0.weight (on rank 1); 0.bias (on rank 2)" in message
-
-
-def late(seconds):
-    """One rank comes late to every step."""
-    model, reference = LAYOUTS["fsdp"](make_model()), make_model()
-    optimizer = ak.optim.AdamW(model.parameters(), lr=1e-2, max_grad_norm=1.0, skip_nonfinite=True)
-    for step in range(3):
-        give(model, reference, step, 1.0, (0, 2) if step == 1 else None)
-        time.sleep(seconds if dist.get_rank() == step else 0.0)
-        optimizer.step()
-    return [whole(p.detach()) for p in model.parameters()]
-
-
-def test_a_slow_rank_changes_nothing(ranks):
-    for slow, fast in zip(ranks.run(late, 0.2), ranks.run(late, 0.0), strict=True):
-        assert all(map(torch.equal, slow, fast))
 
 
 # ---- gradients that are placed in other ways ----

@@ -1,13 +1,12 @@
 """Drawn at random: how each parameter is placed, which rank's piece of which gradient is infinite in which step."""
 
-import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor import Replicate, Shard
 
 from . import worlds
-from .worlds import compare, everyone, grid, make_model, put
+from .worlds import compare, everyone, grid, put
 
 #: where a parameter may lie: a plain tensor, or on a mesh by a placement for each dimension; -1 replicates
 PLACES = st.one_of(
@@ -46,31 +45,12 @@ def drawn(places, bad, options, max_norm):
     return compare("drawn", *options, max_norm, bad, steps=4)
 
 
-def check(ranks, places, bad, options, max_norm):
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@given(st.lists(PLACES, min_size=5, max_size=5), BAD, OPTIONS, st.sampled_from([None, 0.5]))
+def test_any_placement_decides_as_one_process(ranks, places, bad, options, max_norm):
     found = ranks.run(drawn, places, bad, options, max_norm)
     for it in found:
         assert it["taken"] == it["expected"] == found[0]["taken"]
         assert it["scales"][0] == it["scales"][1]
         assert it["norm"] <= 4 * 2.0**-24
         assert it["weights"] <= (0.0 if max_norm is None else 2.0**-7)
-
-
-DRAWN = given(st.lists(PLACES, min_size=5, max_size=5), BAD, OPTIONS, st.sampled_from([None, 0.5]))
-COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture], "derandomize": True}
-
-
-@settings(max_examples=30, **COMMON)
-@DRAWN
-def test_any_placement_decides_as_one_process(ranks, places, bad, options, max_norm):
-    check(ranks, places, bad, options, max_norm)
-
-
-@pytest.mark.exhaustive
-@settings(max_examples=200, **COMMON)
-@DRAWN
-def test_any_placement_decides_as_one_process_at_length(ranks, places, bad, options, max_norm):
-    check(ranks, places, bad, options, max_norm)
-
-
-def test_the_model_has_the_parameters_that_are_drawn():
-    assert len(list(make_model().parameters())) == 6

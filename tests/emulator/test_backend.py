@@ -5,8 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
@@ -58,39 +56,6 @@ def test_same_bits_as_the_cpu_kernel(op, seed, monkeypatch):
             result, expected = (args, kwargs.values()), (cpu_args, cpu_kwargs.values())
         for got, want in zip(tensors(result), tensors(expected), strict=True):
             torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
-
-
-GRADS = st.lists(
-    st.tuples(
-        st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
-        st.integers(0, 300),  # elements
-        st.integers(0, 9),  # in front of the first one: views of any alignment
-        st.booleans(),  # an infinite element
-    ),
-    min_size=1,
-    max_size=6,
-)
-
-
-@settings(max_examples=30, deadline=None)
-@given(grads=GRADS, scale=st.sampled_from([None, 1.0, 3.0, 2.0**16]), seed=st.integers(0, 11))
-def test_check_and_norm_of_any_list(grads, scale, seed):
-    generator = torch.Generator().manual_seed(seed)
-    views = []
-    for dtype, numel, offset, broken in grads:
-        storage = torch.full(
-            (offset + numel + 16,), torch.nan, dtype=dtype
-        )  # what stands around the view must not count
-        views.append(storage[offset : offset + numel].copy_(torch.randn(numel, generator=generator)))
-        if broken and numel:
-            views[-1][numel // 2] = torch.inf
-    with pytest.MonkeyPatch.context() as patch, ak.backend("emulate"):
-        patch.setenv("AMP_KERNELS_EMULATE_SEED", str(seed))
-        got = ak._raw.check_and_norm.check_and_norm(views, None if scale is None else torch.tensor(scale))
-    values = [view.double() / (scale or 1.0) for view in views]
-    expected = torch.stack([value.square().sum() for value in values]).sum().float()
-    torch.testing.assert_close(got[0], expected, rtol=1e-6, atol=0, equal_nan=True)
-    assert got[1].item() == float(any(not value.isfinite().all() for value in values))
 
 
 def test_environment_variable_selects_it(monkeypatch):

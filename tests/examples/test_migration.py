@@ -19,6 +19,10 @@ PAGES = Path(__file__).parents[2] / "docs" / "migration"
 HERE = {'"16-mixed", "cuda", scaler=ak.GradScaler()': '"16-mixed", "cpu", scaler=ak.GradScaler("cpu")'}
 
 
+#: Options of lightning's Trainer.
+QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+
+
 def blocks(page):
     text = (PAGES / f"{page}.md").read_text()
     for there, here in HERE.items():
@@ -55,12 +59,11 @@ def test_lightning(precision, tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     bf16, fp16, _, _ = blocks("lightning")  # the last needs several processes
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     norms = []
 
     class Trainer(lightning.Trainer):
         def __init__(self, **options):
-            super().__init__(**options, accelerator="cpu", max_epochs=4, **quiet)
+            super().__init__(**options, accelerator="cpu", max_epochs=4, **QUIET)
 
     class LightningModule(lightning.LightningModule):
         def training_step(self, batch):
@@ -92,7 +95,6 @@ def test_lightning_with_averaged_weights(tmp_path, monkeypatch):
     import lightning
 
     monkeypatch.chdir(tmp_path)
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     gaps = []
 
     class Module(lightning.LightningModule):
@@ -115,7 +117,7 @@ def test_lightning_with_averaged_weights(tmp_path, monkeypatch):
             return ak.optim.AdamW(self.parameters(), lr=3e-2, shadow_dtype=torch.bfloat16)
 
     there = types.SimpleNamespace(
-        Trainer=functools.partial(lightning.Trainer, accelerator="cpu", max_epochs=2, **quiet)
+        Trainer=functools.partial(lightning.Trainer, accelerator="cpu", max_epochs=2, **QUIET)
     )
     data = torch.utils.data.DataLoader(rows(512), batch_size=64)
     recipe, _, refresh = blocks("lightning")[2].rpartition("\n")[0].rpartition("\n")
@@ -166,8 +168,7 @@ def test_lightning_with_manual_optimization(unscale_grads, tmp_path, monkeypatch
         def configure_optimizers(self):
             return ak.optim.AdamW(self.parameters(), unscale_grads=unscale_grads)
 
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = lightning.Trainer(accelerator="cpu", precision="bf16-mixed", max_steps=2, **quiet)
+    trainer = lightning.Trainer(accelerator="cpu", precision="bf16-mixed", max_steps=2, **QUIET)
     data = torch.utils.data.DataLoader(rows(), batch_size=16)
     if unscale_grads:
         trainer.fit(Module(), data)
@@ -203,8 +204,7 @@ def test_lightning_clips_what_unscale_grads_left(tmp_path, monkeypatch):
 
     def fit(**options):
         plugin = plugins.MixedPrecision("16-mixed", "cpu", scaler=ak.GradScaler("cpu", init_scale=4.0))
-        quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-        trainer = lightning.Trainer(plugins=[plugin], accelerator="cpu", max_steps=3, gradient_clip_val=1.0, **quiet)
+        trainer = lightning.Trainer(plugins=[plugin], accelerator="cpu", max_steps=3, gradient_clip_val=1.0, **QUIET)
         trainer.fit(Module(options), torch.utils.data.DataLoader(rows(), batch_size=16))
 
     fit(unscale_grads=True)

@@ -37,29 +37,29 @@ class Timm(GPT):
         return x + self.drop_path2(self.ls2(self.mlp(self.ln_2(x))))
 
 
-class ByHand(GPT):
+class Plain(GPT):
     """Scaled by a parameter, dropped out by a function, masked on request, additions by methods."""
 
     def __init__(self):
         super().__init__()
         self.gamma = nn.Parameter(torch.rand(WIDTH))
-        self.register_buffer("shift", torch.ones(1))
 
     def forward(self, x, mask=None):
         branch = self.gamma * self.attn(self.ln_1(x))[0]
         if mask is not None:
             branch = branch.masked_fill(mask, 0)
         x = x.add(F.dropout(branch, 0.25, self.training))
-        return torch.add(F.relu(self.mlp(self.ln_2(x + 0.0 * self.shift))), x)
+        return torch.add(F.relu(self.mlp(self.ln_2(self.between(x)))), x)
+
+    def between(self, x):
+        return x
 
 
-class Plain(ByHand):
-    def forward(self, x, mask=None):
-        branch = self.gamma * self.attn(self.ln_1(x))[0]
-        if mask is not None:
-            branch = branch.masked_fill(mask, 0)
-        x = x.add(F.dropout(branch, 0.25, self.training))
-        return torch.add(F.relu(self.mlp(self.ln_2(x))), x)
+class ByHand(Plain):
+    """The second norm is not of the sum itself."""
+
+    def between(self, x):
+        return x + 0.0
 
 
 class Parallel(GPT):
@@ -77,14 +77,6 @@ class Looping(GPT):
         for _ in range(3):
             x = x + self.mlp(self.ln_1(x))
         return x.tanh()
-
-
-class Reversed(GPT):
-    """The norm of the input was made last."""
-
-    def forward(self, x):
-        x = x + self.attn(self.ln_2(x))[0]
-        return x + self.mlp(self.ln_1(x))
 
 
 class Shared(GPT):
@@ -153,17 +145,6 @@ class Nested(nn.Module):
         return self.norm(x)
 
 
-class Outer(GPT):
-    """A block among its submodules."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.norm = GPT(), nn.LayerNorm(WIDTH)
-
-    def forward(self, x):
-        return self.norm(self.inner(x + self.mlp(self.ln_1(x))))
-
-
 class Lists(nn.Module):
     def __init__(self):
         super().__init__()
@@ -197,13 +178,11 @@ NORMS = {
     Plain: (),
     Parallel: ("ln_1", "+"),
     Looping: 3 * ("ln_1",),
-    Reversed: ("ln_2", "ln_1"),
     Shared: ("ln_1", "ln_2"),
     Scripted: (),
     AddNorm: (),
     PreNorm: (),
     Nested: (),
-    Outer: ("ln_1", "inner"),
     Lists: (),
 }
 for kind, norms in NORMS.items():
@@ -216,13 +195,11 @@ MODELS = {
     "by hand": (lambda: Stack(Plain, 2, nn.LayerNorm(WIDTH)), 4),
     "between two": (lambda: Stack(ByHand, 2, nn.LayerNorm(WIDTH)), 2),
     "parallel": (lambda: Stack(Parallel, 2, nn.LayerNorm(WIDTH)), 2),
-    "reversed": (lambda: Stack(Reversed, 2, nn.LayerNorm(WIDTH)), 4),
     "shared": (lambda: Stack(Shared, 2, nn.LayerNorm(WIDTH)), 4),
     "scripted": (lambda: Stack(Scripted, 2, nn.LayerNorm(WIDTH)), 4),
     "post-norm": (lambda: Stack(PostNorm, 2), 4),
     "looping": (Looping, 2),
     "nested": (Nested, 4),
-    "outer": (Outer, 3),
     "lists": (Lists, 2),
     "encoder, norms first": (lambda: encoder(True), 4),
     "encoder": (lambda: encoder(False), 4),

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import amp_kernels as ak
 import amp_kernels.optim as akopt
 
 from .optimizers import (
@@ -205,35 +204,3 @@ def test_channels_last_and_transposed_parameters(name):
     run(make(name, ours, **kw), 3)
     run(make(name, theirs, **kw), 3)
     assert distance(ours, theirs) <= (3e-2 * 2.0**-5 if name == "Muon" else 0)  # whose sums are in another order
-
-
-def test_stride_of_a_size_one_dimension_does_not_matter(caplog):
-    p = torch.nn.Parameter(torch.ones(4, 1, 3))
-    p.grad = torch.ones(4 * 3).as_strided((4, 1, 3), (3, 77, 1))
-    akopt.SGD([p], lr=0.5).step()
-    assert torch.equal(p, torch.full((4, 1, 3), 0.5))
-    assert not caplog.records
-
-
-def test_backends_train_alike():
-    """The torch reference and the compiled kernels, through whole runs with scaler, clipping, masters and shadows."""
-    results = []
-    for backend in ("cpu", "reference"):
-        with ak.backend(backend):
-            params = [*weights(), *weights(bf16, 1), *weights(f16, 2)]
-            optimizers = [
-                akopt.AdamW(params[:10], lr=1e-2, shadow_dtype=f16),
-                akopt.SGD(params[10:], lr=1e-2, momentum=0.9, nesterov=True, master_weights="split"),
-            ]
-            scaler = ak.GradScaler("cpu", init_scale=8.0, growth_interval=3)
-            scaler.scale(torch.ones(()))
-            for i, grads in enumerate(gradients(params, 12)):
-                for p, g in zip(params, grads, strict=True):
-                    p.grad = (g if i % 5 else g * torch.inf).to(p.dtype)
-                for optimizer in optimizers:
-                    scaler.step(optimizer, max_norm=50.0)
-                scaler.update()
-            results.append((params, scaler.state_dict()))
-    assert results[0][1] == results[1][1]
-    for a, b in zip(results[0][0], results[1][0], strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6 if a.dtype == f32 else 1e-2, atol=1e-6)

@@ -162,17 +162,6 @@ def test_masters_move_between_forms_without_rounding(dtype, saved, loaded):
         assert torch.equal(values["master"][large], expected[i]["master"][large])
 
 
-@pytest.mark.parametrize("state_dtype", [f32, bf16])
-def test_moments_are_never_rounded_to_the_parameters_dtype(state_dtype):
-    """torch casts all state to it: float32 moments of a bfloat16 parameter would lose 16 bits at each resume."""
-    first = make("AdamW", weights(f16 if state_dtype == bf16 else bf16), state_dtype=state_dtype)
-    run(first, 3)
-    values = resumed(first, akopt.AdamW, state_dtype=state_dtype).state_dict()["state"][0]
-    assert values["exp_avg"].dtype == state_dtype
-    assert torch.equal(values["exp_avg"], first.state_dict()["state"][0]["exp_avg"])
-    assert (values["exp_avg"] == values["exp_avg"].bfloat16()).all() == (state_dtype == bf16)
-
-
 def test_torchs_16_bit_checkpoint_starts_masters_from_the_parameters():
     theirs = reference("AdamW", weights(bf16))
     run(theirs, 3)

@@ -100,20 +100,6 @@ def test_no_gradient_at_all(name, options):
 
 
 @ELEMENTWISE_STATEFUL
-def test_add_param_group(name, options):
-    a, b = param(4), param(4, seed=1)
-    optimizer = make(name, [a], 0.1, **options)
-    step(optimizer, [a])
-    kept = optimizer.state[a]
-    optimizer.add_param_group({"params": [b], "lr": 0.0, "weight_decay": 0.0})
-    before = b.detach().clone()
-    step(optimizer, [a, b])
-    assert optimizer.state[a] is kept
-    assert torch.equal(b, before)
-    assert optimizer.param_groups[1]["fused"] is True
-
-
-@ELEMENTWISE_STATEFUL
 @pytest.mark.parametrize("how", ["clear", "replace", "delete", "own values"])
 def test_a_user_may_replace_the_state(name, options, how):
     """The buffers behind it must follow: otherwise `opt.state.clear()`, the usual reset, would do nothing."""
@@ -169,18 +155,6 @@ def test_state_follows_a_parameter_that_changes_layout_or_dtype():
     step(ours, [p], 0.0)
     torch.testing.assert_close(ours.state[p]["exp_avg"], exp_avg * 0.9)
     assert ours.state[p]["master"].dtype == f32
-
-
-@pytest.mark.parametrize("mode", ["fp32", "split"])
-def test_reload_model_params(mode):
-    p = param(5, dtype=bf16)
-    optimizer = akopt.SGD([p], lr=2.0**-12, master_weights=mode)
-    step(optimizer, [p])
-    with torch.no_grad():
-        p.copy_(torch.arange(5))
-    optimizer.reload_model_params()
-    step(optimizer, [p], 1.0)
-    assert torch.equal(optimizer.state_dict()["state"][0]["master"], torch.arange(5) - 2.0**-12)
 
 
 @pytest.mark.own_backend

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import amp_kernels as ak
 from amp_kernels._checks import operands
 from amp_kernels._dispatch import cpu_isa, load
 from amp_kernels._dispatch.library import REGISTRY
@@ -40,20 +39,6 @@ def test_the_optional_module_is_there():
     if load.build_info().get("torch") != torch.__version__:
         pytest.skip("built for another torch; make abi compiles it against this one")
     assert "nodes" not in load.absent(), load.absent()["nodes"]
-
-
-@pytest.mark.parametrize("backend", ["cpu", "reference", "emulate"])
-@pytest.mark.parametrize("name", MUTATING)
-def test_every_backend_bumps_versions(name, backend):
-    """Or a step between forward and backward gives silently wrong gradients."""
-    op = REGISTRY[name]
-    args, kwargs = next(iter(op.samples("cpu")))
-    before = [t._version for t in mutated_tensors(op, args, kwargs)]
-    with ak.backend(backend):
-        op(*args, **kwargs)
-    after = [t._version for t in mutated_tensors(op, args, kwargs)]
-    assert before, name
-    assert all(b > a for a, b in zip(before, after, strict=True))
 
 
 #: Arguments of a sample in which two written tensors are one.
@@ -100,16 +85,6 @@ def test_the_ops_that_take_addresses_are_named():
     assert set(re.findall("`(_[a-z_]+)`", text)) == tables
 
 
-def test_a_step_between_forward_and_backward_is_an_error():
-    weight = torch.nn.Parameter(torch.randn(4, 4))
-    optimizer = ak.optim.SGD([weight], lr=0.1)
-    weight.grad = torch.randn(4, 4)
-    loss = (torch.randn(2, 4, requires_grad=True) @ weight).square().sum()
-    optimizer.step()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
 @pytest.mark.parametrize("name", RAW)
 def test_backward_through_a_raw_op_raises(name):
     """Instead of silently giving no gradient."""
@@ -154,16 +129,15 @@ def test_import_touches_no_device_and_loads_no_triton():
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        (["info", "--check"], "all backends agree"),
-        (["doctor"], "dtype"),
-        (["doctor"], "AMP_KERNELS_CPU_ISA"),
-        (["bench", "--list", "--op", "unscale", "--device", "cpu"], "unscale_"),
+        (["info", "--check"], ["all backends agree"]),
+        (["doctor"], ["dtype", "AMP_KERNELS_CPU_ISA"]),
+        (["bench", "--list", "--op", "unscale", "--device", "cpu"], ["unscale_"]),
     ],
 )
 def test_commands(command, expected):
     result = subprocess.run([sys.executable, "-m", "amp_kernels", *command], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert expected in result.stdout
+    assert all(text in result.stdout for text in expected)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what is said without CUDA")

@@ -18,7 +18,7 @@ from amp_kernels.optim import _matrices
 
 from ..helpers.bits import assert_same_bits
 from ..helpers.generators import normal
-from .loop import InterruptAt, assert_same, flat, is_same
+from .loop import assert_same, flat, is_same
 from .twin import EACH, Twin, after, started, without
 
 # ---- bad numbers ----
@@ -149,35 +149,6 @@ def test_a_new_optimizer_at_the_address_of_one_that_was_given_up():
 
 
 # ---- interrupts ----
-
-
-@EACH
-@pytest.mark.parametrize("taken", [0, 1, 3])  # the state is made, the step is cached, the step is found in the cache
-@pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.exhaustive)])
-def test_an_interrupt_anywhere_in_the_step(name, dtype, options, taken, every):
-    """Either the step was taken or it was not, and what follows is right."""
-    ends = [without(name, dtype, options, [*range(taken), *batches, 8, 9]) for batches in ([], [7])]
-    for line in range(0, 10**6, every):
-        twin = Twin(name, dtype, options)
-        for batch in range(taken):
-            twin.step(batch)
-        twin.backward(7)
-        try:
-            with InterruptAt(line):
-                twin.update()
-        except KeyboardInterrupt:
-            try:
-                twin.step(8)
-            except RuntimeError as error:
-                if "since the last update" not in str(error):
-                    raise
-                twin.scaler.update()
-                twin.step(8)
-            end = after(twin, [9])
-            assert any(is_same(end, expected) for expected in ends), f"line {line}"
-        else:
-            break
-    assert line > 100
 
 
 # ---- parameters that come, go, move ----
@@ -378,27 +349,3 @@ def test_a_muon_step_that_gets_no_memory_anywhere(monkeypatch, kind, taken, ever
         optimizer.step()
         assert_same(of(optimizer, params), expected)
     assert place > 100
-
-
-@pytest.mark.parametrize("kind", MUONS)
-@pytest.mark.parametrize("taken", [0, 3])
-@pytest.mark.parametrize("every", [397, pytest.param(1, marks=pytest.mark.exhaustive)])
-def test_an_interrupt_anywhere_in_a_muon_step(monkeypatch, kind, taken, every):
-    """Either the step was taken or it was not."""
-    if kind == "chunks":
-        monkeypatch.setattr(_matrices, "CHUNK_ELEMENTS", 5000)
-    ends = [of(*muon_after(*MUONS[kind], [*range(taken), *batches, 8])) for batches in ([], [7])]
-    for line in range(0, 10**6, every):
-        optimizer, params = muon_after(*MUONS[kind], range(taken))
-        set_grads(params, 7)
-        try:
-            with InterruptAt(line):
-                optimizer.step()
-        except KeyboardInterrupt:
-            set_grads(params, 8)
-            optimizer.step()
-            end = of(optimizer, params)
-            assert any(is_same(end, expected) for expected in ends), f"line {line}"
-        else:
-            break
-    assert line > 300

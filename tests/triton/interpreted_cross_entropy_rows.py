@@ -9,14 +9,9 @@ import torch
 import amp_kernels as ak
 from amp_kernels._raw.cross_entropy_rows import op
 from amp_kernels._triton import cross_entropy_rows as module
-from amp_kernels.cli.check import check_backend
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 TOLERANCE = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.float32: 2.0**-18}
-
-
-def test_the_samples():
-    assert check_backend(op, "triton", "cpu") > 10
 
 
 def both(logits, target, weight, factor, grad, **options):

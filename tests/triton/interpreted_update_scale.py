@@ -6,9 +6,7 @@ import math
 import pytest
 import torch
 
-from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._triton import update_scale as module
-from amp_kernels.cli.check import check_backend
 
 from ..helpers.bits import assert_same_bits
 
@@ -36,10 +34,6 @@ def check(
     for name, wanted, got in zip(names, *states, strict=True):
         assert_same_bits(got, wanted, f"{name} after {(scale, streak, tolerated, found[:4])}")
     return tuple(x.item() for x in states[1][:3])
-
-
-def test_samples_of_the_op():
-    assert check_backend(REGISTRY["update_scale_"], "triton", "cpu") > 0
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, math.inf), (100.0, 1500.0)])

@@ -10,13 +10,12 @@ from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._triton import _tables, _update, lamb
 from amp_kernels._updates.op import RULES
 from amp_kernels._updates.samples import Kind
-from amp_kernels._updates.state import ADAPT_ALL, CAUTIOUS, COUPLED_DECAY, MAXIMIZE, NESTEROV, NO_BIAS_CORRECTION
+from amp_kernels._updates.state import ADAPT_ALL, COUPLED_DECAY
 from amp_kernels._updates.state import STOCHASTIC as FLAG_STOCHASTIC
-from amp_kernels.cli.check import check_backend
 
 from ..helpers.bits import assert_same_bits
 from ..helpers.updates import KINDS, Update, flat
-from ..ops.update_rules import BF16, F16, F32
+from ..ops.update_rules import BF16, F16, F32, TABLE
 
 SHAPES = ((7, 5), (0, 3), (), (1031,))
 SPLIT = Kind(BF16, master=torch.int16)
@@ -24,14 +23,16 @@ STOCHASTIC = Kind(BF16, stochastic=True, ema=True)
 
 
 def check(
-    op, kinds, change=None, *, shapes=SHAPES, grad_dtype=None, moment_dtype=F32, first=False, amsgrad=False, **call
+    op, kinds, change=None, *, shapes=SHAPES, grad_dtype=None, moment_dtype=F32, first=False, optional=None, **call
 ):
     """One step of the CPU op and one of Triton's give the same bits everywhere, beside the parameters too.
 
-    ``change(update)`` may alter the arguments. Returns Triton's.
+    ``change(update)`` may alter the arguments; ``optional``: with the moments that a block may lack, by default all but AMSGrad's.
+    Returns Triton's.
     """
     options = {"grad_dtype": grad_dtype, "moment_dtype": moment_dtype, "first": first}
-    runs = [Update(op, kinds, shapes, optional=amsgrad or op == "sgd_", **options) for _ in range(2)]
+    optional = op != "adamw_" if optional is None else optional
+    runs = [Update(op, kinds, shapes, optional=optional, **options) for _ in range(2)]
     for run, function in zip(runs, (None, REGISTRY[op].triton), strict=True):
         if change:
             change(run)
@@ -45,23 +46,18 @@ def check(
     return runs[1]
 
 
-@pytest.mark.parametrize("name", [*RULES, "lamb_half_"])
-def test_samples_of_the_op(name):
-    assert check_backend(REGISTRY[name], "triton", "cpu") > 0
-
-
 @pytest.mark.parametrize(
-    ("op", "amsgrad"),
-    [("adamw_", False), ("adamw_", True), ("sgd_", False), ("lion_", False), ("lamb_", False), ("muon_", False)],
+    ("op", "optional"),
+    [(op, optional) for op, rule in RULES.items() for optional in (True, False) if optional or rule.declared.optional],
 )
 @pytest.mark.parametrize(("grad_dtype", "moment_dtype"), [(F16, F32), (BF16, BF16), (F32, F32)])
-def test_every_way_to_keep_a_weight(op, amsgrad, grad_dtype, moment_dtype):
+def test_every_way_to_keep_a_weight(op, optional, grad_dtype, moment_dtype):
     """All in one call, each with a learning rate and a decay of its own, scaled and clipped."""
     groups = range(len(KINDS))
     check(
         op,
         KINDS,
-        amsgrad=amsgrad,
+        optional=optional,
         grad_dtype=grad_dtype,
         moment_dtype=moment_dtype,
         ema_decay=[0.9 - 0.05 * i for i in groups],
@@ -74,13 +70,10 @@ def test_every_way_to_keep_a_weight(op, amsgrad, grad_dtype, moment_dtype):
     )
 
 
-@pytest.mark.parametrize("op", RULES)
-@pytest.mark.parametrize("amsgrad", [False, True])
-def test_moments_in_8_bits(op, amsgrad):
+@pytest.mark.parametrize(("op", "optional"), [*((op, None) for op in RULES), ("adamw_", True)])
+def test_moments_in_8_bits(op, optional):
     """With every way to keep a weight, around the ends of a block of 32 and of Triton's, and pieces of parameters, also within rows
     of which Triton's blocks have one and a half, and four."""
-    if amsgrad and op != "adamw_":
-        return
 
     def move(update):
         update.layout[:, 4] += torch.arange(len(update.params)) << 34
@@ -91,7 +84,7 @@ def test_moments_in_8_bits(op, amsgrad):
     kinds = [*KINDS, Kind(F16, master=torch.int8), Kind(BF16, master=torch.int8, ema=True)]
     shapes = ((7, 5), (0, 3), (32,), (1031,), (1536,), (2048,))
     scaled = {"grad_scale": 3.0, "sum_sq": 50.0, "max_norm": 2.0, "found_inf": 0.0}
-    check(op, kinds, move, shapes=shapes, moment_dtype=torch.uint8, grad_dtype=BF16, amsgrad=amsgrad, **scaled)
+    check(op, kinds, move, shapes=shapes, moment_dtype=torch.uint8, grad_dtype=BF16, optional=optional, **scaled)
 
 
 @pytest.mark.parametrize("op", RULES)
@@ -128,96 +121,23 @@ def test_largest_second_moment_is_nan_if_either_is():
         update.moments[2][0][16:52] = special.repeat_interleave(len(special))
 
     with np.errstate(all="ignore"):
-        check("adamw_", [Kind(F32)], plant, shapes=((36,),), amsgrad=True)
+        check("adamw_", [Kind(F32)], plant, shapes=((36,),), optional=True)
 
 
+@pytest.mark.parametrize(("op", "call"), [(op, call) for op, row in TABLE.items() for call in row.calls])
 @pytest.mark.parametrize("first", [False, True])
-def test_adamw_flags_and_options(first):
-    check(
-        "adamw_",
-        [Kind(F32)] * 5,
-        first=first,
-        flags=[0, MAXIMIZE, COUPLED_DECAY | CAUTIOUS, MAXIMIZE | COUPLED_DECAY, CAUTIOUS],
-        lr=[0.3, 0.1, 1e-3, 1e-2, 0.0],
-        beta1=[0.9, 0.0, 0.5, 0.95, 0.9],
-        beta2=[0.999, 0.9, 0.0, 0.99, 0.9999],
-        eps=[0.0, 1e-8, 1e-3, 1e-6, 1e-8],
-        weight_decay=[0.7, 0.0, 0.1, 0.2, 0.0],
-    )
+def test_flags_and_options(op, call, first):
+    """Beside a group of other numbers. An eps of 0 makes a NaN of every lane that is not an element."""
+    other = {"flags": 0, "eps": 0.0}
+    usual = {name: value for name, value in RULES[op].declared.options.items() if name in ("lr", "eps")}
+    each = {name: [value, other.get(name, 0.3)] for name, value in (usual | call).items() if name != "optional"}
 
-
-@pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize("momentum", [True, False])
-def test_sgd_flags_and_options(first, momentum):
-    def drop_buffers(update):
-        if not momentum:
-            update.moments = [[buffer[:0] for buffer in update.moments[0]]]
-
-    flags = [CAUTIOUS, MAXIMIZE, NESTEROV, MAXIMIZE | NESTEROV | CAUTIOUS, 0]
-    check(
-        "sgd_",
-        [Kind(F32), SPLIT, Kind(F32), Kind(BF16), Kind(F32, shadow=F16)],
-        drop_buffers,
-        first=first,
-        flags=flags,
-        momentum=[0.9, 0.5, 0.9, 0.95, 0.0],
-        dampening=[0.29, 0.0, 0.0, 0.0, 0.5],
-        weight_decay=[0.1, 0.0, 0.1, 0.2, 0.0],
-    )
-
-
-def test_lion_flags_and_options():
     def no_direction(update):
-        for tensors in (update.grads, update.moments[0]):
-            for t in tensors:
-                flat(t)[::7] = 0
+        for t in (*update.grads, *update.moments[0]):
+            flat(t)[::7] = 0
 
-    check(
-        "lion_",
-        [Kind(F32), SPLIT, Kind(F32), Kind(BF16), Kind(F32, shadow=F16)],
-        no_direction,
-        flags=[0, MAXIMIZE, 0, MAXIMIZE | CAUTIOUS, CAUTIOUS],
-        lr=[0.3, 0.1, 1e-3, 1e-2, 0.1],
-        beta1=[0.9, 0.0, 0.5, 0.95, 0.9],
-        beta2=[0.99, 0.9, 0.0, 0.5, 0.9999],
-        weight_decay=[0.7, 0.0, 0.1, 0.2, 0.0],
-    )
-
-
-@pytest.mark.parametrize("before", [False, True])
-def test_muon_flags_and_options(before):
-    """Before the matrix products, with momentum, and after them."""
-
-    def drop_momentum(update):
-        if not before:
-            update.moments = [[buffer[:0] for buffer in update.moments[0]]]
-
-    check(
-        "muon_",
-        [Kind(F32), Kind(BF16) if before else SPLIT, Kind(BF16), Kind(BF16), Kind(F32, shadow=F16)],
-        drop_momentum,
-        flags=[0, MAXIMIZE, NESTEROV | CAUTIOUS, NESTEROV, CAUTIOUS],
-        lr=[0.3, 0.1, 1e-3, 1e-2, 0.5],
-        momentum=[0.95, 0.0, 0.9, 0.25, 0.5],
-        ratio=[1.0, 0.4, 3.0, 2.0, 1.7],
-        weight_decay=[0.7, 0.0, 0.1, 0.2, 0.9],
-    )
-
-
-@pytest.mark.parametrize("first", [False, True])
-def test_lamb_flags_and_options(first):
-    """An eps of 0 makes a NaN of every lane that is not an element."""
-    check(
-        "lamb_",
-        [Kind(F32), SPLIT, Kind(F32), Kind(BF16), Kind(F32, shadow=F16), Kind(F32)],
-        first=first,
-        flags=[0, MAXIMIZE, NO_BIAS_CORRECTION, ADAPT_ALL, MAXIMIZE | NO_BIAS_CORRECTION | ADAPT_ALL, 0],
-        lr=[0.3, 0.1, 1e-3, 1e-2, 0.3, 0.0],
-        beta1=[0.9, 0.0, 0.5, 0.95, 0.9, 0.9],
-        beta2=[0.999, 0.9, 0.0, 0.99, 0.9999, 0.9],
-        eps=[0.0, 1e-8, 1e-3, 1e-6, 1e-6, 1e-6],
-        weight_decay=[0.7, 0.1, 0.0, 0.0, 0.0, 0.2],
-    )
+    kinds = [Kind(F32), SPLIT]
+    check(op, kinds, no_direction if op == "lion_" else None, first=first, optional=call.get("optional"), **each)
 
 
 @pytest.mark.parametrize("flags", [0, ADAPT_ALL])
@@ -260,9 +180,8 @@ def test_tensors_override_numbers(op):
 @pytest.mark.parametrize("found_inf", [1.0, 2.0, 1e-30, math.inf])
 def test_a_skipped_step_changes_nothing(op, found_inf):
     kinds = [Kind(F32, shadow=F16), SPLIT, STOCHASTIC]
-    amsgrad = op == "adamw_"
-    run = check(op, kinds, amsgrad=amsgrad, found_inf=found_inf, sum_sq=math.nan, max_norm=1.0)
-    before = Update(op, kinds, SHAPES, optional=amsgrad or op == "sgd_")
+    run = check(op, kinds, optional=True, found_inf=found_inf, sum_sq=math.nan, max_norm=1.0)
+    before = Update(op, kinds, SHAPES)
     for kept, now in zip(before.tensors, run.tensors, strict=True):
         assert_same_bits(flat(now), flat(kept))
 
@@ -367,7 +286,7 @@ def test_special_values(op, weight_decay):
     kinds = [Kind(F32), Kind(F16), Kind(BF16), Kind(F32, shadow=F16, ema=True), SPLIT, Kind(F16, master=torch.int16)]
     kinds += [Kind(F16, stochastic=True), STOCHASTIC]
     with np.errstate(all="ignore"):
-        options = {"flags": COUPLED_DECAY, "amsgrad": True} if op == "adamw_" else {}
+        options = {"flags": COUPLED_DECAY, "optional": True} if op == "adamw_" else {}
         options |= {"shapes": ((len(SPECIAL) ** 2,),), "grad_dtype": F32, "weight_decay": weight_decay}
         check(op, kinds, lambda update: plant_all_pairs(update, SPECIAL), **options)
 
