@@ -1,6 +1,5 @@
-"""A tiny GPT trained by Muon: fewer steps than AdamW's to the same loss, and the same loss in every precision."""
+"""A tiny GPT trained by Muon: fewer steps than AdamW's to the same loss."""
 
-import functools
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,6 @@ from bench.training.gpt import GPT, MODELS
 
 CONFIG = replace(MODELS["nano"], context=16, dropout=0.0)
 STEPS, AVERAGED = 120, 10
-SEEDS = [0, 1, 2]
 
 
 def batches(seed):
@@ -25,8 +23,7 @@ def batches(seed):
         yield tokens[:, :-1], tokens[:, 1:]
 
 
-@functools.cache
-def losses(name, seed, dtype=None):
+def losses(name, seed):
     """Averages over some steps, one after each step."""
     torch.manual_seed(seed)
     model = ak.convert(GPT(CONFIG))
@@ -36,28 +33,17 @@ def losses(name, seed, dtype=None):
     if name == "Muon":
         groups[0]["lr"], groups[1]["algorithm"] = 0.02, "adamw"
     optimizer = getattr(ak.optim, name)(groups, lr=1e-2, weight_decay=0.0, max_grad_norm=1.0)
-    scaler = ak.GradScaler("cpu", enabled=dtype is torch.float16)
     found = []
     for _, (tokens, targets) in zip(range(STEPS), batches(seed), strict=False):
         optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
-            loss = model(tokens, targets)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
+        loss = model(tokens, targets)
+        loss.backward()
+        optimizer.step()
         found.append(loss.item())
     return torch.tensor(found).unfold(0, AVERAGED, 1).mean(1)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_muon_reaches_the_loss_of_adamw_in_four_fifths_of_its_steps(seed):
     """Its own learning rate is the best of 0.003, 0.005 and 0.01 for AdamW."""
     assert losses("Muon", seed)[: STEPS * 4 // 5].min() < losses("AdamW", seed)[-1]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_the_loss_is_that_of_float32(dtype):
-    """Within a fifth of it, averaged over the seeds; it has fallen from 5.5 to 0.4."""
-    final = [torch.stack([losses("Muon", seed, kind)[-1] for seed in SEEDS]).mean() for kind in (dtype, None)]
-    assert final[1] < 0.6
-    assert abs(final[0] - final[1]) < 0.2 * final[1]
