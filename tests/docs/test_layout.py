@@ -82,6 +82,7 @@ def cut(site, pages):
     return json.loads(html.unescape(measured[1]))
 
 
+@pytest.mark.slow
 def test_nothing_is_cut_but_a_long_line_and_a_wide_table(site):
     """Which are planted, to show that the measurement sees them."""
     pages = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html") if path.name != "404.html")

@@ -192,15 +192,6 @@ def test_the_planned_kernel_is_launched(m, n, k, capability, monkeypatch):
         assert launch.grid == work
 
 
-def test_small_problems_reach_both_kernels_and_a_split():
-    plans = [_host.plan_gemm(m, n, k) for m, n, k in ((64, 64, 64), (8, 1024, 4096), (16, 16, 8192))]
-    assert [plan["kernel"] for plan in plans] == ["sm90"] * 3
-    assert plans[1]["swapped"]
-    assert plans[2]["splits"] > 1
-    unaligned = {"tma_a": False, "tma_b": False, "odd_operands": True, "tma_output": False}
-    assert _host.plan_gemm(9, 9, 9, **unaligned)["kernel"] == "sm80"
-
-
 def test_a_lone_row_takes_the_kernel_of_many():
     """A single row has no distance to the next one, so TMA could take it where it cannot take its company, which is copied."""
     b = torch.zeros(100, 64, dtype=torch.bfloat16)

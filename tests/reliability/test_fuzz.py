@@ -34,7 +34,7 @@ def test_histories(part):
 
 @PART
 def test_interrupts(part):
-    check(fuzz_interrupts, part, seeds=48)
+    check(fuzz_interrupts, part, seeds=32)
 
 
 @pytest.mark.exhaustive
