@@ -23,6 +23,7 @@ from .ops.embedding import embedding
 from .ops.grouped_mm import grouped_mm
 from .ops.linear import linear
 from .ops.linear_cross_entropy import linear_cross_entropy
+from .ops.linear_log_probs import linear_log_probs
 from .ops.matmul import matmul
 from .ops.mlp import mlp
 from .ops.newton_schulz import newton_schulz
@@ -62,6 +63,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "linear_cross_entropy",
+    "linear_log_probs",
     "matmul",
     "mlp",
     "newton_schulz",

@@ -3,8 +3,8 @@ formulas.
 
 A program walks over its row in blocks. Each lane keeps the largest logit it has seen and the sum of exponentials relative
 to it (Milakov and Gimelshein, arXiv:1805.02867); the lanes join at the end, and a second walk, which finds the row in L2,
-writes the gradient. Smoothing and probabilities take one more walk in between. Values of an ignored row are
-replaced without being used.
+writes the gradient. It is the only one if the row's statistics are known. Smoothing and probabilities take one more walk in
+between. Values of an ignored row are replaced without being used.
 
 Rows of odd length begin at any address. Blocks are counted from the 16-byte boundary at or in front of the row, which
 ``tl.multiple_of`` tells, and only a block that leaves the row has a mask: under one, every access would be scalar.
@@ -37,14 +37,21 @@ def _boundary(row, phase, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def _block(at, first, phase, end, BLOCK: tl.constexpr):
-    """A block of the row in fp32; -inf outside of it."""
+def _block(at, first, phase, end, temperature, TEMPERED: tl.constexpr, BLOCK: tl.constexpr):
+    """A block of the row in fp32, divided by its temperature; -inf outside of it."""
     lanes = first + tl.arange(0, BLOCK)
     if (first >= phase) & (first + BLOCK <= end):
         x = tl.load(at + lanes)
     else:
         x = tl.load(at + lanes, mask=(lanes >= phase) & (lanes < end), other=-float("inf"))
-    return x.to(tl.float32)
+    x = x.to(tl.float32)
+    return tl.div_rn(x, temperature) if TEMPERED else x
+
+
+@triton.jit
+def _finite(above):
+    """Where the exponential is 0 already, so that no 0 meets -inf."""
+    return tl.maximum(above, -128.0)
 
 
 @triton.jit
@@ -72,6 +79,14 @@ def cross_entropy_rows_kernel(
     target_stride,
     factor_stride,
     grad_stride,
+    temperature,
+    known,
+    entropy_factor,
+    statistics,
+    temperature_stride,
+    known_stride,
+    entropy_stride,
+    statistics_stride,
     ignore_index,
     own,
     shared,
@@ -80,6 +95,10 @@ def cross_entropy_rows_kernel(
     SPREAD: tl.constexpr,  # more than one class has a coefficient
     WEIGHTED: tl.constexpr,
     GRAD: tl.constexpr,
+    TEMPERED: tl.constexpr,
+    KNOWN: tl.constexpr,  # statistics are read, else STATISTICS of them are written
+    BENT: tl.constexpr,  # the gradient of the entropy is added
+    STATISTICS: tl.constexpr,
     WIDE_GRAD: tl.constexpr,  # rows of the gradient have the offsets of the logits from 16-byte boundaries
     BLOCK: tl.constexpr,
 ):
@@ -92,6 +111,7 @@ def cross_entropy_rows_kernel(
     base = _boundary(row, phase, True)
     end = phase + classes
 
+    t = tl.load(temperature + index * temperature_stride) if TEMPERED else 1.0
     soft = target + index * target_stride
     if SOFT:
         replaced = False
@@ -100,23 +120,41 @@ def cross_entropy_rows_kernel(
     else:
         wide = tl.load(soft)
         ignored = wide == ignore_index
-        replaced = ignored | (wide < 0) | (wide >= classes)
+        outside = (wide < 0) | (wide >= classes)
+        replaced = ignored if KNOWN else ignored | outside
         fill = tl.where(ignored, 0.0, float("nan"))
-        column_of_target = tl.where(replaced, 0, wide).to(tl.int32)
+        column_of_target = tl.where(ignored | outside, -1 if KNOWN else 0, wide).to(tl.int32)
         # Before the walks: where the gradient takes the place of the logits they will overwrite it.
-        target_logit = tl.load(row + column_of_target).to(tl.float32)
+        target_logit = tl.load(row + tl.maximum(column_of_target, 0)).to(tl.float32)
+        if TEMPERED:
+            target_logit = tl.div_rn(target_logit, t)
         u = tl.load(weight + column_of_target) if WEIGHTED else own * 0.0 + 1.0
 
-    largest = tl.full([BLOCK], -float("inf"), tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, end, BLOCK):
-        x = _block(base, first, phase, end, BLOCK)
-        top = tl.where(x > largest, x, largest)
-        relative = tl.where(top == -float("inf"), 0.0, top)  # a lane that has seen nothing but -inf keeps the sum 0
-        total = total * _exp(largest - relative) + _exp(x - relative)
-        largest = top
-    m = tl.max(largest, axis=0)
-    sum_exp = tl.sum(total * _exp(largest - m), axis=0)
+    moment = 0.0
+    if KNOWN:
+        m = tl.load(known + index)
+        sum_exp = tl.load(known + known_stride + index)
+        if BENT:
+            moment = tl.load(known + 2 * known_stride + index)
+    else:
+        largest = tl.full([BLOCK], -float("inf"), tl.float32)
+        total = tl.zeros([BLOCK], tl.float32)
+        moments = tl.zeros([BLOCK], tl.float32)
+        for first in range(0, end, BLOCK):
+            x = _block(base, first, phase, end, t, TEMPERED, BLOCK)
+            top = tl.where(x > largest, x, largest)
+            relative = tl.where(top == -float("inf"), 0.0, top)  # a lane that has seen nothing but -inf keeps the sum 0
+            shrunk = _exp(largest - relative)
+            e = _exp(x - relative)
+            if STATISTICS == 3:
+                moments = (moments + _finite(largest - relative) * total) * shrunk + e * _finite(x - relative)
+            total = total * shrunk + e
+            largest = top
+        m = tl.max(largest, axis=0)
+        shrunk = _exp(largest - m)
+        sum_exp = tl.sum(total * shrunk, axis=0)
+        if STATISTICS == 3:
+            moment = tl.sum((moments + _finite(largest - m) * total) * shrunk, axis=0)
     log_sum = tl.log2(sum_exp) * _LN2
 
     c_sum = sum_exp * 0.0
@@ -125,7 +163,7 @@ def cross_entropy_rows_kernel(
         c_lanes = tl.zeros([BLOCK], tl.float32)
         moved_lanes = tl.zeros([BLOCK], tl.float32)
         for first in range(0, end, BLOCK):
-            x = _block(base, first, phase, end, BLOCK)
+            x = _block(base, first, phase, end, t, TEMPERED, BLOCK)
             column = first - phase + lanes
             c = _coefficients(column, classes, soft, weight, own, shared, SOFT, WEIGHTED)
             c_lanes += c
@@ -140,21 +178,35 @@ def cross_entropy_rows_kernel(
         moved += own_part * (target_logit - m)
         scaled *= u
     value = c_sum * log_sum - moved + tl.where(z_loss != 0.0, scaled * (m + log_sum), 0.0)
-    tl.store(loss + index, tl.where(replaced, fill, value))
+    if not KNOWN:
+        tl.store(loss + index, tl.where(replaced, fill, value))
+    if STATISTICS > 0:
+        tl.store(statistics + index, tl.where(replaced, fill, m))
+        tl.store(statistics + statistics_stride + index, tl.where(replaced, fill + 1.0, sum_exp))
+    if STATISTICS == 3:
+        tl.store(statistics + 2 * statistics_stride + index, tl.where(replaced, fill, moment))
 
     if GRAD:
         f = tl.load(factor + index * factor_stride)
-        slope = f * ((c_sum + 2.0 * scaled) / sum_exp)
+        if KNOWN:
+            own_part = own
+            slope = f / sum_exp
+        else:
+            slope = f * ((c_sum + 2.0 * scaled) / sum_exp)
+        bend = 0.0
+        if BENT:
+            bend = -tl.load(entropy_factor + index * entropy_stride) / sum_exp
+            slope -= bend * (moment / sum_exp)
         out = _boundary(grad + index * grad_stride, phase, WIDE_GRAD)
         for first in range(0, end, BLOCK):
-            x = _block(base, first, phase, end, BLOCK)
+            x = _block(base, first, phase, end, t, TEMPERED, BLOCK)
             column = first - phase + lanes
-            g = slope * _exp(x - m)
+            g = (slope + bend * _finite(x - m)) * _exp(x - m) if BENT else slope * _exp(x - m)
             if SPREAD:
                 g -= f * _coefficients(column, classes, soft, weight, own, shared, SOFT, WEIGHTED)
             if not SOFT:
                 g -= tl.where(column == column_of_target, f * own_part, 0.0)
-            g = tl.where(replaced, fill, g).to(element)
+            g = tl.where(replaced, fill, g).to(grad.dtype.element_ty)
             if (first >= phase) & (first + BLOCK <= end):
                 tl.store(out + first + lanes, g)
             else:
@@ -166,9 +218,13 @@ def cross_entropy_rows_(
     target: torch.Tensor,
     weight: torch.Tensor | None,
     factor: torch.Tensor | None,
-    loss: torch.Tensor,
+    loss: torch.Tensor | None,
     grad: torch.Tensor | None,
     *,
+    temperature: torch.Tensor | None = None,
+    known: torch.Tensor | None = None,
+    entropy_factor: torch.Tensor | None = None,
+    statistics: torch.Tensor | None = None,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
@@ -178,7 +234,7 @@ def cross_entropy_rows_(
     if rows == 0:
         return
     size = logits.element_size()
-    wide = grad is not None and (grad.data_ptr() - logits.data_ptr()) % 16 == 0
+    wide = grad is not None and grad.dtype == logits.dtype and (grad.data_ptr() - logits.data_ptr()) % 16 == 0
     wide = wide and (grad.stride(0) - logits.stride(0)) * size % 16 == 0
     soft = target.dtype != torch.int64
     with torch.cuda.device(logits.device if logits.is_cuda else -1):
@@ -194,6 +250,11 @@ def cross_entropy_rows_(
             target.stride(0),
             0 if factor is None else factor.stride(0),
             0 if grad is None else grad.stride(0),
+            temperature,
+            known,
+            entropy_factor,
+            statistics,
+            *(0 if x is None else x.stride(0) for x in (temperature, known, entropy_factor, statistics)),
             ignore_index,
             1.0 - label_smoothing,
             label_smoothing / classes,
@@ -202,6 +263,10 @@ def cross_entropy_rows_(
             SPREAD=soft or label_smoothing != 0.0,
             WEIGHTED=weight is not None,
             GRAD=grad is not None,
+            TEMPERED=temperature is not None,
+            KNOWN=known is not None,
+            BENT=entropy_factor is not None,
+            STATISTICS=0 if statistics is None else len(statistics),
             WIDE_GRAD=wide,
             BLOCK=min(BLOCK, max(128, triton.next_power_of_2(classes))),
             num_warps=8 if classes > 1024 else 1,

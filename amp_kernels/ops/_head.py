@@ -25,11 +25,20 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class Head:
-    """The layer on rows of the working dtype, 16 bits or fp32. Within ``batch_invariant`` sums over features are in so many blocks, and
-    sums over rows continue from a ``main_grad`` in an order that no split changes."""
+    """The layer on rows of the working dtype, 16 bits or fp32; its logits are of that dtype or fp32. Within ``batch_invariant`` sums over
+    features are in so many blocks, and sums over rows continue from a ``main_grad`` in an order that no split changes."""
 
-    def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None, chunk: int, batch_invariant: int):
+    def __init__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        chunk: int,
+        batch_invariant: int,
+        logits_dtype: torch.dtype | None = None,
+    ):
         self.x, self.weight, self.chunk, self.batch_invariant = x, weight, chunk, batch_invariant
+        self.logits_dtype = logits_dtype
         self.half = x.dtype in HALF_DTYPES
         self.bias = readable_bias(bias, x.dtype) if self.half else bias
 
@@ -38,7 +47,7 @@ class Head:
         for begin in range(0, self.x.shape[0], self.chunk):
             rows = slice(begin, begin + self.chunk)
             if self.half:
-                options = gemm_options(self.x, batch_invariant=self.batch_invariant)
+                options = gemm_options(self.x, self.logits_dtype, batch_invariant=self.batch_invariant)
                 yield rows, gemm(self.x[rows], self.weight.t(), self.bias, **options)[0]
             else:
                 yield rows, F.linear(self.x[rows], self.weight, self.bias)
@@ -53,14 +62,18 @@ class Head:
         """The gradients of input (in ``x_dtype``), weight and bias, those that ``ctx``, whose first inputs they are, needs. The last two
         are fp32, or within ``batch_invariant`` what autograd still has to add.
 
-        ``make(rows, logits, dz)`` writes the gradient of a chunk's logits to ``dz``, which may be the logits. Rows that are
-        ``ignored`` have one of zero; in the gradient of the weight that would meet whatever the input holds, NaN included."""
+        ``make(rows, logits, dz)`` writes the gradient of a chunk's logits to ``dz``, of the working dtype; it may be the logits. Rows
+        that are ``ignored`` have one of zero; in the gradient of the weight that would meet whatever the input holds, NaN included."""
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         dx = torch.empty(self.x.shape, dtype=x_dtype, device=self.x.device) if needs_x else None
         dw = self._sums(ctx, 1, self.weight.shape) if needs_weight else None
         db = self._sums(ctx, 2, self.weight.shape[:1]) if needs_bias else None
+        narrow = None
         for rows, logits in self.chunks():
             dz = logits
+            if logits.dtype != self.x.dtype:
+                narrow = torch.empty_like(logits, dtype=self.x.dtype) if narrow is None else narrow
+                dz = narrow[: logits.shape[0]]
             make(rows, logits, dz)
             del logits
             if dx is not None:
@@ -109,6 +122,14 @@ class _Sums:
         return self.sums.zero_() if self.fresh else self.sums
 
 
+def plain_logits(
+    x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, logits_dtype: torch.dtype
+) -> Tensor:
+    """All logits, in torch's operations: of operands that are rounded to ``dtype``."""
+    x, weight = x.to(dtype).to(logits_dtype), weight.to(dtype).to(logits_dtype)
+    return F.linear(x, weight, None if bias is None else bias.to(logits_dtype))
+
+
 def finished(ctx: torch.autograd.function.FunctionCtx, gradients: Gradients, factor: Tensor) -> Gradients:
     """``factor`` times gradients that :meth:`Head.gradients` made outside of ``batch_invariant``, each rounded once to its dtype, that
     of the weight in its ``main_grad`` if it has one."""
@@ -119,18 +140,33 @@ def finished(ctx: torch.autograd.function.FunctionCtx, gradients: Gradients, fac
     return dx, dw if rest is None else rest, db
 
 
-def default_chunk(rows: int, dtype: torch.dtype, device_type: str, blocks: int = 0) -> int:
+def ignored_rows(target: Tensor, ignore_index: int) -> Tensor | None:
+    return None if target.is_floating_point() else target == ignore_index
+
+
+def default_chunk(
+    rows: int,
+    dtype: torch.dtype,
+    device_type: str,
+    blocks: int = 0,
+    classes: int = 0,
+    logits_dtype: torch.dtype | None = None,
+) -> int:
     """Rows of a chunk. Tensor Cores take twice the memory for it: there the fp32 gradient of the weight, which each chunk
-    reads and writes, is what chunks cost. Within ``batch_invariant`` whole units, for the sums over rows."""
+    reads and writes, is what chunks cost. fp32 logits of 16-bit operands take 32 MiB on a CPU, which an allocator keeps for the next
+    chunk, where fresh pages cost a fifth of a forward. Within ``batch_invariant`` whole units, for the sums over rows."""
     least, chunks = (2048, 4) if dtype in HALF_DTYPES and device_type != "cpu" else (1024, 8)
     chunk = max(least, -(-rows // chunks))
+    if device_type == "cpu" and dtype in HALF_DTYPES and logits_dtype == torch.float32:
+        chunk = min(chunk, max(128, 2**23 // classes))
     return -(-chunk // UNIT) * UNIT if blocks else chunk
 
 
-def fp16_scale(size: Tensor) -> tuple[Tensor, Tensor]:
-    """The power of two that brings the largest of ``size``, the magnitudes of fp32 gradients, to 2^10 or a little more, and its
+def fp16_scale(size: Tensor, ignored: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The power of two that brings the largest of ``size``, the magnitudes of the rows' fp32 gradients, to 2^10 or a little more, and its
     inverse, found on the device. Fp16 then keeps all digits of gradients 2^-24 times as large, and 32 times as large are in range.
-    1 if one is not finite, which a loss scaler has to see."""
+    1 if one is not finite, which a loss scaler has to see; those of ``ignored`` rows are 0 whatever comes in."""
+    size = size if ignored is None else size.masked_fill(ignored, 0)
     exponent = size.amax().view(torch.int32) >> 23 & 255
     scale = torch.where(exponent == 255, 127, (264 - exponent).clamp(1, 253))
     return (scale << 23).view(torch.float32), (254 - scale << 23).view(torch.float32)

@@ -113,9 +113,10 @@ def made_in_forward(reduction: str, dtype: torch.dtype) -> bool:
 def once(op: str) -> None:
     """Called by a backward: it is not itself differentiable."""
     if torch.is_grad_enabled():
+        stock = f", or torch.nn.functional.{op}" if hasattr(torch.nn.functional, op) else ""
         raise RuntimeError(
             f"{op}: a second derivative (create_graph=True) was asked for, but its gradient is computed by a kernel; "
-            f"accepted: first derivatives, float64, or torch.nn.functional.{op}"
+            f"accepted: first derivatives, float64{stock}"
         )
 
 

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .. import _functional as F
 from .._checks.lists import FLOATS, HALF_DTYPES, check_count
 from .._checks.operands import check_bias, check_same_device, check_tensors
 from .._dispatch import autocast
@@ -29,7 +28,7 @@ from .._raw import cross_entropy_rows
 from .._sharding.dtensor import refuse_dtensors
 from . import _loss, _main_grad
 from ._autograd import needs_gradient, under_transform
-from ._head import Gradients, Head, default_chunk, finished, fp16_scale
+from ._head import Gradients, Head, default_chunk, finished, fp16_scale, ignored_rows, plain_logits
 from ._linear import gradient_dtype
 from ._products import check_blocks, working_dtype
 from ._shadows import fresh_shadow, with_shadow
@@ -41,28 +40,36 @@ MOST_Z_LOSS = 2.0**-12
 
 
 def forward_scale(
-    dtype: torch.dtype, reduction: str, target: Tensor, class_weight: Tensor | None, options: _loss.Options
+    dtype: torch.dtype,
+    reduction: str,
+    target: Tensor,
+    class_weight: Tensor | None,
+    options: _loss.Options,
+    logits_dtype: torch.dtype | None = None,
 ) -> float | None:
     """The factor of gradients that the forward makes; ``None`` if the backward has to make them."""
     if _loss.made_in_forward(reduction, dtype):
         return 1.0
     # |p - y| <= 1 for a class that has no weight, and the z-loss adds 2 z |lse| p, where |lse| < 65,536: at most 32.
-    bounded = not target.is_floating_point() and class_weight is None and options.z_loss <= MOST_Z_LOSS
+    most = MOST_Z_LOSS if logits_dtype is None else 0.0
+    bounded = not target.is_floating_point() and class_weight is None and options.z_loss <= most
     return FP16_SCALE if reduction != "none" and bounded else None
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, target, class_weight, shadow, reduction, options, dtype, chunk, batch_invariant):
+    def forward(
+        ctx, x, weight, bias, target, class_weight, shadow, reduction, options, dtype, logits_dtype, chunk, blocks
+    ):
         _main_grad.refuse_data_parallel(weight)
         w = cast(weight, dtype) if shadow is None else shadow
-        head = Head(cast(x, dtype), w, bias, chunk, batch_invariant)
+        head = Head(cast(x, dtype), w, bias, chunk, blocks, logits_dtype)
         divisor = _loss.denominator(target, class_weight, reduction, options)
         loss = x.new_empty(x.shape[0], dtype=torch.float32)
         # The factor of a gradient that the forward made would come after its sum over the rows.
-        ctx.scale = None if batch_invariant else forward_scale(dtype, reduction, target, class_weight, options)
-        ctx.chunk, ctx.batch_invariant = chunk, batch_invariant
-        if batch_invariant:
+        ctx.scale = None if blocks else forward_scale(dtype, reduction, target, class_weight, options, logits_dtype)
+        ctx.head = chunk, blocks, logits_dtype
+        if blocks:
             _main_grad.prepare(bias)
         ctx.options = options
         ctx.dtypes = x.dtype, gradient_dtype(weight), None if bias is None else gradient_dtype(bias)
@@ -91,24 +98,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 factor = factor / ctx.scale
             if divisor is not None:  # 0 where no row counts, whose gradients are 0
                 factor = factor / divisor.clamp(min=1.0)
-            return *finished(ctx, gradients, factor), *(None,) * 8
+            return *finished(ctx, gradients, factor), *(None,) * 9
         x, w, bias, target, class_weight, divisor = ctx.saved_tensors
         factor = _loss.row_factors(x.shape[0], divisor, grad_loss, x.device)
-        head = Head(x, w, bias, ctx.chunk, ctx.batch_invariant)
+        head = Head(x, w, bias, *ctx.head)
         x_dtype, unscale = ctx.dtypes[0], factor.new_ones(())
-        if x.dtype == torch.float16 and not ctx.batch_invariant and x.shape[0]:
-            ignored = _ignored(target, ctx.options)
-            size = (factor if ignored is None else factor.masked_fill(ignored, 0)).abs()
-            size = size * (1 + 64 * ctx.options.z_loss)  # |p (1 + 2 z lse) - y| at most, for |lse| <= 32
+        if x.dtype == torch.float16 and not head.batch_invariant and x.shape[0]:
+            size = factor.abs() * (1 + 64 * ctx.options.z_loss)  # |p (1 + 2 z lse) - y| at most, for |lse| <= 32
             size = size if class_weight is None else size * class_weight.abs().amax()
-            scale, unscale = fp16_scale(size)
+            scale, unscale = fp16_scale(size, ignored_rows(target, ctx.options.ignore_index))
             factor, x_dtype = factor * scale, torch.float32
         gradients = _gradients(ctx, head, target, class_weight, factor, torch.empty_like(factor), x_dtype)
-        return *(gradients if ctx.batch_invariant else finished(ctx, gradients, unscale)), *(None,) * 8
-
-
-def _ignored(target: Tensor, options: _loss.Options) -> Tensor | None:
-    return None if target.is_floating_point() else target == options.ignore_index
+        return *(gradients if head.batch_invariant else finished(ctx, gradients, unscale)), *(None,) * 9
 
 
 def _losses(head: Head, target, class_weight, loss, options) -> None:
@@ -124,7 +125,7 @@ def _gradients(ctx, head: Head, target, class_weight, factor, loss, x_dtype) -> 
         options = ctx.options._asdict()
         cross_entropy_rows.op(logits, target[rows], class_weight, factor[rows], loss[rows], dz, **options)
 
-    return head.gradients(ctx, _ignored(target, ctx.options), x_dtype, make)
+    return head.gradients(ctx, ignored_rows(target, ctx.options.ignore_index), x_dtype, make)
 
 
 def _linear_cross_entropy(
@@ -140,38 +141,43 @@ def _linear_cross_entropy(
     label_smoothing=0.0,
     z_loss=0.0,
     chunk_size=None,
+    logits_dtype=None,
     compute_dtype=None,
     batch_invariant=0,
 ):
     op = "linear_cross_entropy"
+    if logits_dtype not in (None, torch.float32):
+        raise TypeError(f"{op}: logits_dtype is {logits_dtype}; accepted: None, torch.float32")
     dtype = working_dtype(op, compute_dtype, input=input, linear_weight=linear_weight)
     _loss.check_options(op, reduction, label_smoothing, z_loss)
     mixed = compute_dtype is not None
     _check(input, linear_weight, target, linear_bias, weight, shadow, dtype, mixed, ignore_index, chunk_size)
     options = _loss.Options(ignore_index, label_smoothing, z_loss)
-    out_dtype = dtype if compute_dtype is None or dtype == torch.float64 else torch.float32
+    logits_dtype = None if dtype not in HALF_DTYPES else logits_dtype
+    out_dtype = dtype if (compute_dtype is None and logits_dtype is None) or dtype == torch.float64 else torch.float32
     x = flat(input)
     soft = target.is_floating_point()
     y = target.reshape(-1, target.shape[-1]) if soft else target.reshape(-1).to(torch.int64)
     with _loss.names_class(op, target, linear_weight.shape[0], ignore_index):
         if dtype == torch.float64 or y.dtype == torch.float64 or target.requires_grad or under_transform():
-            bias = None if linear_bias is None else linear_bias.to(dtype)
-            loss = _loss.composed(F.linear(x.to(dtype), linear_weight.to(dtype), bias), y, weight, reduction, options)
+            logits = plain_logits(x, linear_weight, linear_bias, dtype, logits_dtype or dtype)
+            loss = _loss.composed(logits, y, weight, reduction, options)
         else:
             y = y if not soft or y.stride(1) == 1 or y.shape[1] == 1 else y.contiguous()
             weight = None if weight is None else weight.float().contiguous()
             blocks = batch_invariant if dtype in HALF_DTYPES else 0
             classes = {"classes": linear_weight.shape[0]} if needs_gradient(x) else {}
             check_blocks(op, blocks, in_features=x.shape[1], **classes)
-            chunk = default_chunk(x.shape[0], dtype, x.device.type, blocks) if chunk_size is None else chunk_size
+            rows, classes = x.shape[0], linear_weight.shape[0]
+            chunk = chunk_size or default_chunk(rows, dtype, x.device.type, blocks, classes, logits_dtype)
             inputs = (x, linear_weight, linear_bias)
             if needs_gradient(*inputs):
-                arguments = *inputs, y, weight, shadow, reduction, options, dtype, chunk, blocks
+                arguments = *inputs, y, weight, shadow, reduction, options, dtype, logits_dtype, chunk, blocks
                 loss = autocast.apply(_LinearCrossEntropy, *arguments)
             else:
                 w = cast(linear_weight, dtype) if shadow is None else shadow
                 each = x.new_empty(x.shape[0], dtype=torch.float32)
-                _losses(Head(cast(x, dtype), w, linear_bias, chunk, blocks), y, weight, each, options)
+                _losses(Head(cast(x, dtype), w, linear_bias, chunk, blocks, logits_dtype), y, weight, each, options)
                 loss = _loss.reduced(each, reduction, _loss.denominator(y, weight, reduction, options))
     return (reshaped(loss, input.shape[:-1]) if reduction == "none" else loss).to(out_dtype)
 
@@ -213,6 +219,7 @@ def samples(device: str) -> Iterator[Sample]:
         args = normal(2, 3, 4, dtype=dtype), normal(5, 4, dtype=dtype), target, normal(5, dtype=dtype), weight
         yield args, {"chunk_size": 2, "label_smoothing": 0.1, "z_loss": 0.01}
         yield args, {"chunk_size": 5, "reduction": "none"}
+        yield args, {"chunk_size": 5, "label_smoothing": 0.1, "logits_dtype": torch.float32}
     for dtype in HALF_DTYPES:
         x, w = normal(6, 4, dtype=torch.float32), normal(5, 4, dtype=torch.float32)
         soft = normal(6, 5, dtype=torch.float32, grad=False).softmax(1)
@@ -227,7 +234,7 @@ op = define(
     "linear_cross_entropy(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias=None, "
     "Tensor? weight=None, Tensor? shadow=None, *, int ignore_index=-100, "
     'str reduction="mean", float label_smoothing=0.0, float z_loss=0.0, int? chunk_size=None, '
-    "ScalarType? compute_dtype=None, int batch_invariant=0) -> Tensor",
+    "ScalarType? logits_dtype=None, ScalarType? compute_dtype=None, int batch_invariant=0) -> Tensor",
     _linear_cross_entropy,
     samples=samples,
     composite=True,
@@ -248,6 +255,7 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     chunk_size: int | None = None,
+    logits_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """``cross_entropy(linear(input, linear_weight, linear_bias), target)`` without the logits of all rows in memory.
 
@@ -262,11 +270,14 @@ def linear_cross_entropy(
         chunk_size: rows whose logits exist at a time; by default an eighth of the rows, at least 1,024, for 16-bit work on
             a GPU a fourth, at least 2,048. Chunks cost a read and a write of the fp32 gradient of ``linear_weight`` each;
             memory is that gradient and the input's, made in the forward (in fp16 both in fp32), and one chunk of logits.
+        logits_dtype: ``torch.float32`` keeps the logits of 16-bit operands as the product has summed them, and the loss is fp32; fp16
+            logits beyond 65,504 are then finite. It takes two and a half times the memory for a chunk. ``None`` rounds them to the
+            working dtype.
 
     Returns:
         The loss, in the working dtype, inside torch.autocast in fp32. The working dtype is that of
         :func:`amp_kernels.linear`: inside torch.autocast its dtype, whatever mix of dtypes comes in, and every argument
-        gets its gradient in its own dtype. The logits are rounded to the working dtype, the loss is computed in fp32.
+        gets its gradient in its own dtype. The loss is computed in fp32.
 
     The weight's gradient is summed over chunks in fp32 and rounded once, or goes to ``main_grad``
     (:func:`amp_kernels.nn.accumulate_fp32`). ``reduction="none"`` takes a fourth GEMM, as do class weights, probabilities
@@ -290,6 +301,7 @@ def linear_cross_entropy(
         "label_smoothing": label_smoothing,
         "z_loss": z_loss,
         "chunk_size": chunk_size,
+        "logits_dtype": logits_dtype,
         "batch_invariant": k_blocks(),
     }
     check_tensors("linear_cross_entropy", input=input, linear_weight=linear_weight, target=target)

@@ -8,7 +8,7 @@ work the ratios hold and the times do not.
 from collections.abc import Iterator
 
 from ..harness.case import Case, Scope
-from . import adamw, gradients, layouts, linear, lists
+from . import adamw, gradients, layouts, linear, lists, loss
 
 SMALL: linear.Size = (4, 16, 16)
 SIZES: tuple[linear.Size, ...] = ((512, 512, 512), (1024, 1024, 1024), (2048, 3072, 768))
@@ -23,6 +23,10 @@ def cases(scope: Scope) -> Iterator[Case]:
     yield linear.activated("gelu", True, (64, 96, 64) if scope.quick else (1024, 3072, 768), device, goal=1.1)
     yield linear.layer(False, SMALL, device, goal=1 / 1.5)
     yield linear.layer(True, SMALL, device, goal=1 / 1.3)
+    for backward in (False, True):
+        yield loss.log_probs_case(
+            *((32, 16, 501) if scope.quick else (512, 1024, 32000)), backward, device, goal=1 / 1.1
+        )
     fp32 = layouts.LAYOUTS[0]
     for count, goal in ((161, 9.0), (100 if scope.quick else 10_000, 11.0)):
         yield adamw.step_case(f"{count} x 64", lists.many(count), fp32, device, sets=1, goal=goal)

@@ -39,7 +39,8 @@ struct Loss {
                               .terms = cross_entropy_terms(label_smoothing, z_loss, classes),
                               .type = type_of(logits),
                               .target_type = DType::kFloat32,
-                              .soft = false},
+                              .soft = false,
+                              .grad_type = type_of(logits)},
                              nullptr);
     return losses;
   }

@@ -21,6 +21,10 @@
 // copy's rate of 4 bytes an element an SM of the H200 issues some 25. Only one row fits, so 16 warps reach 60 to 70 %
 // of that in the model of norm/forward.cu: a prediction of two thirds to three quarters of a copy's rate, not measured.
 //
+// Instances for fp32 logits write a gradient in 16 bits too, element by element: 64 bytes a warp and store, where 6
+// bytes a logit leave time for some 40 instructions. With the statistics of the forward they read a row once; 16-bit
+// rows of 152,064 classes are found in L2 a second time, fp32 rows of 132 SMs are larger than it.
+//
 // Traps: a thread that has seen only -inf must not compute -inf - (-inf), but a row of nothing else is NaN, as in
 // torch. The values of an ignored row must not count; the second kernel reads no word of it.
 #include "loss/call.h"
@@ -37,9 +41,14 @@
 namespace ak {
 namespace {
 
-/// True if a row with this target has a loss. If not, loss and gradient are 0, or NaN for a class out of range.
-AK_DEVICE bool counts(const CrossEntropyRows& p, int64_t target) {
+/// True if the target is a column.
+AK_DEVICE bool has_column(const CrossEntropyRows& p, int64_t target) {
   return target != p.ignore_index && target >= 0 && target < p.classes;
+}
+/// True if a row with this target has a loss. If not, loss and gradient are 0, or NaN for a class out of range.
+template <bool kMore>
+AK_DEVICE bool counts(const CrossEntropyRows& p, int64_t target) {
+  return has_column(p, target) || (kMore && p.known != nullptr && target != p.ignore_index);
 }
 AK_DEVICE float fill_of(const CrossEntropyRows& p, int64_t target) {
   return target == p.ignore_index ? 0.0f : float_of(0x7fc00000u);
@@ -51,13 +60,14 @@ AK_DEVICE int64_t target_of(const CrossEntropyRows& p, int64_t row) {
 
 /// The logits and, for soft targets, the probabilities. An ignored row is not read but for the few elements outside its
 /// whole words.
+template <bool kMore>
 struct LogitPieces {
   const CrossEntropyRows& p;
   AK_DEVICE const uint8_t* at(int m, int64_t row) const {
     return m == 0 ? element(p.logits, p.type, row * p.logits_stride)
                   : element(p.target, p.target_type, row * p.target_stride);
   }
-  AK_DEVICE bool reads(int64_t row) const { return p.soft || counts(p, target_of(p, row)); }
+  AK_DEVICE bool reads(int64_t row) const { return p.soft || counts<kMore>(p, target_of(p, row)); }
 };
 
 /// The sums of c and of c (x - base) over a thread's share of the coefficients c. The base follows the running maximum
@@ -77,24 +87,45 @@ struct RunningMean {
   }
 };
 
-template <int kThreads>
+/// kMore: fp32 logits whose gradient has another type, or with what call.h has more for them. Its loss is that of the
+/// other instance to the bit.
+template <int kThreads, bool kMore>
 AK_KERNEL(kThreads, kPieceThreads / kThreads)
 cross_entropy_rows_kernel(AK_PARAM(CrossEntropyRows) p, AK_PARAM(PieceShape) shape) {
   wait_for_previous_kernel();
   allow_next_kernel();
   const bool spread = p.soft || p.terms.shared != 0.0f;  // more than one class has a coefficient
-  RowPieces<kThreads, 2, LogitPieces> pieces({bytes_of(p.type), p.soft ? bytes_of(p.target_type) : 0}, p.rows,
-                                             p.classes, shape, {p}, p.grad != nullptr);
+  const bool known = kMore && p.known != nullptr;
+  RowPieces<kThreads, 2, LogitPieces<kMore>> pieces({bytes_of(p.type), p.soft ? bytes_of(p.target_type) : 0}, p.rows,
+                                                    p.classes, shape, {p}, p.grad != nullptr && !known);
+  const auto with_type = [&](auto f) {
+    if constexpr (kMore) {
+      f(float{});
+    } else {
+      with_row_dtype(p.type, f);
+    }
+  };
   AK_NO_UNROLL
   for (int64_t row = block_index(); row < p.rows; row += grid_blocks()) {
     const int64_t target = p.soft ? 0 : target_of(p, row);
-    const int column = p.soft || !counts(p, target) ? -1 : static_cast<int>(target);
-    const bool counted = p.soft || column >= 0;
+    const int column = p.soft || !has_column(p, target) ? -1 : static_cast<int>(target);
+    const bool counted = p.soft || column >= 0 || (known && target != p.ignore_index);
     CrossEntropyRow result{fill_of(p, target), 0.0f};
     CrossEntropySums sums{};
     sums.row = column >= 0 && p.weight != nullptr ? load(p.weight + column) : 1.0f;
 
     float v[kBatch], c[kBatch];  // c: the coefficients without the target's own part
+    const bool divides = kMore && p.temperature != nullptr;
+    const auto temperature = [&] { return load(p.temperature + row * p.temperature_stride); };  // holds no register
+    const auto read_logits = [&]<class T>(auto batch, T) {
+      pieces.template read<T>(v, 0, batch);
+      if constexpr (kMore) {
+        if (!divides) return;
+        const float by = temperature();
+        AK_UNROLL
+        for (int j = 0; j < batch.kCount; j++) v[j] = div(v[j], by);
+      }
+    };
     const auto read_coefficients = [&](auto batch, int begin) {
       AK_UNROLL
       for (int j = 0; j < batch.kCount; j++) c[j] = 0.0f;
@@ -107,19 +138,27 @@ cross_entropy_rows_kernel(AK_PARAM(CrossEntropyRows) p, AK_PARAM(PieceShape) sha
       for (int j = 0; j < batch.kCount; j++) c[j] *= load(weight + j * batch.kStep);
     };
 
-    RunningSum running;
+    std::conditional_t<kMore, RunningMoment, RunningSum> running;
     RunningMean mean;
     float target_logit = 0.0f;
-    pieces.for_each_piece(false, [&](int begin) {
+    const auto add_piece = [&](int begin) {
       if (!counted) return;
-      if (pieces.has(column - begin)) target_logit = pieces.value(column - begin, 0, p.type);
+      if (pieces.has(column - begin)) {
+        target_logit = pieces.value(column - begin, 0, kMore ? DType::kFloat32 : p.type);
+        if (divides) target_logit = div(target_logit, temperature());
+      }
       const float first_base = finite_base(running.largest);
       RunningMean of_piece;
-      with_row_dtype(p.type, [&]<class T>(T) {
+      with_type([&]<class T>(T type) {
         pieces.for_each_batch([&](auto batch) {
-          pieces.template read<T>(v, 0, batch);
+          read_logits(batch, type);
           const float before = finite_base(running.largest);
-          running.add<batch.kCount>([&](int j) { return v[j]; });
+          const auto value = [&](int j) { return v[j]; };
+          if constexpr (kMore) {
+            running.template add<batch.kCount>(value, p.statistics_count == 3);
+          } else {
+            running.template add<batch.kCount>(value);
+          }
           if (!spread) return;
           read_coefficients(batch, begin);
           const float base = finite_base(running.largest);
@@ -131,10 +170,18 @@ cross_entropy_rows_kernel(AK_PARAM(CrossEntropyRows) p, AK_PARAM(PieceShape) sha
       if (!spread) return;
       mean.move(first_base, finite_base(running.largest));
       mean.add(of_piece);
-    });
+    };
+    if (!known) pieces.for_each_piece(false, add_piece);
     const float factor = p.grad != nullptr ? load(p.factor + row * p.factor_stride) : 0.0f;
     const float own = p.terms.own * sums.row;  // part of the target's class
-    if (counted) {
+    float moment = counted ? 0.0f : result.loss;
+    if (known) {
+      const float* of_row = p.known + row;
+      sums.largest = load(of_row);
+      sums.sum_exp = load(of_row + p.known_stride);
+      moment = p.entropy_factor != nullptr ? load(of_row + 2 * p.known_stride) : 0.0f;
+      result.slope = div(1.0f, sums.sum_exp);
+    } else if (counted) {
       sums.largest = pieces.reduce(running.largest, max_number);
       sums.sum_exp = pieces.sum(running.relative_to(sums.largest));
       if (spread) {
@@ -147,15 +194,55 @@ cross_entropy_rows_kernel(AK_PARAM(CrossEntropyRows) p, AK_PARAM(PieceShape) sha
         sums.moved = fma(own, target_logit - sums.largest, sums.moved);
       }
       result = cross_entropy_row(p.terms, sums);
+      if constexpr (kMore) {
+        if (p.statistics_count == 3) moment = pieces.sum(running.moment_relative_to(sums.largest));
+      }
     }
-    if (thread_index() == 0) store(p.loss + row, result.loss);
+    if (!known && thread_index() == 0) store(p.loss + row, result.loss);
+    if (kMore && p.statistics != nullptr && thread_index() == 0) {
+      float* of_row = p.statistics + row;
+      store(of_row, counted ? sums.largest : result.loss);
+      store(of_row + p.statistics_stride, counted ? sums.sum_exp : result.loss + 1.0f);
+      if (p.statistics_count == 3) store(of_row + 2 * p.statistics_stride, moment);
+    }
     if (p.grad == nullptr) continue;
 
-    const float slope = factor * result.slope;
+    float slope = factor * result.slope;
     float at_target = slope * exp_above(target_logit, sums.largest);
     at_target = fma(-factor, own, fma(-factor, p.terms.shared * sums.row, at_target));
     const bool apart = spread && (p.soft || p.weight != nullptr);  // each column has its own coefficient
     const float same = spread && !apart ? -factor * p.terms.shared : 0.0f;
+    if constexpr (kMore) {
+      // The entropy's gradient is -p (x - m - moment / sum_exp).
+      const float bend = p.entropy_factor != nullptr && counted
+                             ? -div(load(p.entropy_factor + row * p.entropy_stride), sums.sum_exp)
+                             : 0.0f;
+      slope = fma(-bend, div(moment, sums.sum_exp), slope);
+      pieces.for_each_piece(!known, [&](int begin) {
+        with_row_dtype(p.grad_type, [&]<class T>(T) {
+          T* grad = opaque(static_cast<T*>(p.grad) + row * p.grad_stride + begin);
+          pieces.for_each_batch([&](auto batch) {
+            if (counted) read_logits(batch, float{});
+            AK_UNROLL
+            for (int j = 0; j < batch.kCount; j++) {
+              const int at = batch.column + j * batch.kStep;
+              float value = result.loss;
+              if (counted) {
+                const float e = exp_above(v[j], sums.largest);
+                value = fma(fma(bend, logit_in_range(v[j] - sums.largest), slope), e, same);
+                if (apart) {
+                  read_coefficients(Batch<1, 1>{at}, begin);
+                  value = fma(-factor, c[0], value);
+                }
+                if (at == column - begin) value = fma(-factor, own, value);
+              }
+              store(grad + at, round_to<T>(value));
+            }
+          });
+        });
+      });
+      continue;
+    }
     pieces.for_each_piece(true, [&](int begin) {
       with_row_dtype(p.type, [&]<class T>(T) {
         T* grad = static_cast<T*>(p.grad) + row * p.grad_stride + begin;
@@ -208,7 +295,7 @@ cross_entropy_rows_ring_kernel(AK_PARAM(CrossEntropyRows) p, int teams) {
     const int64_t target = next_target;
     const float factor = next_factor;
     load_ahead(row + ring.step());
-    const bool counted = p.soft || counts(p, target);
+    const bool counted = p.soft || has_column(p, target);
     const int column = p.soft || !counted ? -1 : static_cast<int>(target);
     CrossEntropySums sums{};
     sums.row = column >= 0 && p.weight != nullptr ? load(p.weight + column) : 1.0f;
@@ -282,13 +369,14 @@ cross_entropy_rows_ring_kernel(AK_PARAM(CrossEntropyRows) p, int teams) {
       AK_UNROLL
       for (int j = 0; j < kColumns; j++) v[j] = fill_of(p, target);
     }
-    store_row<kThreads, kRingVec>(v, p.grad, p.type, row * p.grad_stride, p.classes);
+    store_row<kThreads, kRingVec>(v, p.grad, p.grad_type, row * p.grad_stride, p.classes);
   }
   ring.finish();
 }
 
-/// True if a ring can read and write the rows in vectors.
+/// True if a ring can read and write the rows in vectors. What fp32 logits have more, long rows have.
 bool ring_takes(const CrossEntropyRows& p) {
+  if (p.temperature != nullptr || p.statistics != nullptr || p.known != nullptr) return false;
   const auto aligned = [&](const void* data, int64_t stride) {
     return rows_aligned(data, p.classes) && (p.rows == 1 || stride % kWideRow == 0);
   };
@@ -309,8 +397,12 @@ Status cross_entropy_rows(const CrossEntropyRows& p, Stream stream) {
     });
     if (blocks > 0) return status;
   }
+  const bool more = p.temperature != nullptr || p.statistics != nullptr || p.known != nullptr || p.grad_type != p.type;
   return launch_pieces("cross_entropy_rows", {bytes_of(p.type), p.soft ? bytes_of(p.target_type) : 0}, p.classes, p,
-                       stream, [](auto threads) { return cross_entropy_rows_kernel<threads()>; });
+                       stream, [=](auto threads) {
+                         return more ? cross_entropy_rows_kernel<threads(), true>
+                                     : cross_entropy_rows_kernel<threads(), false>;
+                       });
 }
 
 }  // namespace ak

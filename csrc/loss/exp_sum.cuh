@@ -32,4 +32,24 @@ struct RunningSum {
   AK_DEVICE float relative_to(float base) const { return sum * exp_above(largest, base); }
 };
 
+/// Also the sum of (x - maximum) exp(x - maximum), whose terms are 0 at -inf.
+struct RunningMoment : RunningSum {
+  float moment = 0.0f;
+
+  template <int N, class F>
+  AK_DEVICE void add(F value, bool with_moment) {
+    const RunningMoment before = *this;
+    RunningSum::add<N>(value);
+    if (!with_moment) return;
+    const float base = finite_base(largest);
+    float added = 0.0f;
+    AK_UNROLL
+    for (int j = 0; j < N; j++) added = fma(exp_above(value(j), base), logit_in_range(value(j) - base), added);
+    moment = added + before.moment_relative_to(base);
+  }
+  AK_DEVICE float moment_relative_to(float base) const {
+    return fma(logit_in_range(largest - base), sum, moment) * exp_above(largest, base);
+  }
+};
+
 }  // namespace ak

@@ -50,8 +50,10 @@ BUDGETS = {
         why="the walk of check_and_norm_kernel"),
     "per_tensor_finish_kernel": Budget(registers=64, shared=0, bound="one warp a tensor"),
     "cross_entropy_rows_kernel": Budget(registers=64, shared=0, whole_sectors=True, ring=True,
-        opcodes={"LDGSTS.E.BYPASS.128": 3 * 6, "STG.E.128": 3 * 6, "MUFU.EX2": 3 * 58},
-        why="3 sizes of blocks, 1,024 threads an SM; the bytes in flight are in shared memory: words of the logits and of "
+        spilled={"sm_75": ("ELb1E", 12)},
+        opcodes={"LDGSTS.E.BYPASS.128": 6 * 6, "STG.E.128": 3 * 6, "MUFU.EX2": 3 * (58 + 40)},
+        why="3 sizes of blocks, each for all types and for what fp32 logits have more, 1,024 threads an SM; the bytes in "
+            "flight are in shared memory: words of the logits and of "
             "probabilities, before the loop and in both walks; for each dtype words of gradients, and of what rows "
             "without a loss have; two walks of one exponential a logit, eight at a time"),
     "cross_entropy_rows_ring_kernel": Budget(registers=168, shared=0, whole_sectors=True, ring=True,

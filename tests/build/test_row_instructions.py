@@ -111,7 +111,7 @@ def norms(compiled) -> dict[str, Code]:
 def loss(compiled) -> Code:
     """The kernel of the longest rows."""
     found = compiled("loss/cross_entropy.cu")
-    (name,) = (name for name in found if f"cross_entropy_rows_kernelILi{LOSS_THREADS}E" in name)
+    (name,) = (name for name in found if f"cross_entropy_rows_kernelILi{LOSS_THREADS}ELb0E" in name)
     return found[name]
 
 
@@ -141,7 +141,7 @@ def cross_entropy(dtype: int, gradient: bool, smoothing: float, rows: int) -> by
     tensors = pointers(1, 1, 0, 1, 1, gradient)  # logits, target, weight, factor, loss, grad
     terms = 1 - smoothing, smoothing / CLASSES, 0.0
     strides = CLASSES, 1, 1, CLASSES
-    problem = struct.pack("<6Qqi4x4qq3f3Bx", *tensors, rows, CLASSES, *strides, -100, *terms, dtype, 0, 0)
+    problem = struct.pack("<6Qqi4x4qq3f4B72x", *tensors, rows, CLASSES, *strides, -100, *terms, dtype, 0, 0, dtype)
     slot, sums = (CLASSES * 2 + 30) & -16, 2 * (LOSS_THREADS // 32) * 4
     return bank(LOSS_THREADS, problem + struct.pack("<5i", CLASSES, 2, slot, sums + 2 * slot, 1))
 

@@ -1,5 +1,6 @@
 // cross_entropy_rows on the emulator: losses and gradients against float64, over types, lengths, addresses, options and
 // places where the kernel changes its ways: short and long rows, several rows a block, the gradient over the logits.
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -24,12 +25,15 @@ struct Options {
   int masked_until = 0;
   float added = 0;  // to the others
   int target_offset = 0, weight_offset = 0;
-  int shared = 232448;  // bytes a block may have: room for so many teams, or for none
-  bool holes = false;   // only the ends of a row have been written: of ignored ones, in one piece
+  int shared = 232448;                  // bytes a block may have: room for so many teams, or for none
+  double temperature = 0;               // near which those of the rows are
+  int statistics = 0;                   // values a row
+  bool known = false, entropy = false;  // the gradient comes from given statistics; with that of the entropy
+  bool holes = false;                   // only the ends of a row have been written: of ignored ones, in one piece
 };
 
 /// Empty, or what is wrong. `results`: losses and gradients, if they are asked for.
-template <class T, class Target>
+template <class T, class Target, class Grad = T>
 std::string run(const Options& o, std::vector<double>* results = nullptr) {
   constexpr bool kSoft = !std::is_same_v<Target, int64_t>;
   emu::options().sm_count = o.sms;
@@ -37,7 +41,9 @@ std::string run(const Options& o, std::vector<double>* results = nullptr) {
   const size_t rows = o.rows, classes = o.classes, stride = classes + o.gap, n = rows * stride;
   emu::Random random{n};
   const auto draw = [&] { return (static_cast<float>(random.below(257)) - 128) / 16; };
-  emu::Buffer<T> logits("logits", n, o.offset), out("grad", n, o.grad_offset);
+  emu::Buffer<T> logits("logits", n, o.offset);
+  emu::Buffer<Grad> out("grad", n, o.grad_offset);
+  emu::Buffer<float> temperature("temperature", rows), bend("entropy_factor", rows), sums("statistics", 3 * rows);
   emu::Buffer<Target> target("target", kSoft ? n : rows, o.target_offset);
   emu::Buffer<float> weight("weight", classes, o.weight_offset), factor("factor", rows), loss("loss", rows);
   std::vector<double> x(n), y(n);
@@ -62,13 +68,31 @@ std::string run(const Options& o, std::vector<double>* results = nullptr) {
       y[i] = to_float(value);
     }
   }
+  for (size_t r = 0; r < rows; r++) {
+    temperature.set(r, static_cast<float>(o.temperature) + static_cast<float>(r) / 8);
+    bend.set(r, static_cast<float>(r % 3) - 1.5f);
+  }
+  const auto divided = [&](size_t r, size_t i) {
+    return o.temperature > 0 ? static_cast<double>(static_cast<float>(x[i]) / temperature[r]) : x[i];
+  };
+  const auto statistics_of = [&](size_t r) {
+    std::array<double, 3> of{-HUGE_VAL, 0, 0};
+    for (size_t i = 0; i < classes; i++) of[0] = std::fmax(of[0], divided(r, r * stride + i));
+    for (size_t i = 0; i < classes; i++) {
+      const double above = divided(r, r * stride + i) - of[0], e = std::exp(above);
+      of[1] += e;
+      of[2] += e == 0 ? 0 : e * above;
+    }
+    return chosen[r] == -100 ? std::array<double, 3>{0, 1, 0} : of;
+  };
+  for (size_t i = 0; o.known && i < 3 * rows; i++) sums.set(i, static_cast<float>(statistics_of(i % rows)[i / rows]));
   CrossEntropyRows p{};
   p.logits = logits.data();
   p.target = target.data();
   p.weight = o.weighted ? weight.data() : nullptr;
   p.factor = factor.data();
-  p.loss = loss.data();
-  p.grad = !o.gradient ? nullptr : o.in_place ? logits.data() : out.data();
+  p.loss = o.known ? nullptr : loss.data();
+  p.grad = !o.gradient ? nullptr : o.in_place ? static_cast<void*>(logits.data()) : out.data();
   p.rows = o.rows;
   p.classes = o.classes;
   p.logits_stride = p.grad_stride = static_cast<int64_t>(stride);
@@ -78,13 +102,23 @@ std::string run(const Options& o, std::vector<double>* results = nullptr) {
   p.terms = {static_cast<float>(1 - o.smoothing), static_cast<float>(o.smoothing / o.classes),
              static_cast<float>(o.z_loss)};
   p.type = kType<T>;
+  p.grad_type = kType<Grad>;
+  p.temperature = o.temperature > 0 ? temperature.data() : nullptr;
+  p.known = o.known ? sums.data() : nullptr;
+  p.entropy_factor = o.entropy ? bend.data() : nullptr;
+  p.statistics = o.statistics > 0 ? sums.data() : nullptr;
+  p.statistics_count = o.statistics;
+  p.temperature_stride = p.entropy_stride = 1;
+  p.known_stride = p.statistics_stride = static_cast<int64_t>(rows);
   if constexpr (kSoft) p.target_type = kType<Target>;
   p.soft = kSoft;
   const std::string error = message_of(cross_entropy_rows(p, nullptr));
   if (!error.empty()) return error;
 
   for (size_t r = 0; r < rows; r++) {
-    const double* row = &x[r * stride];
+    std::vector<double> of_row(classes);
+    for (size_t i = 0; i < classes; i++) of_row[i] = divided(r, r * stride + i);
+    const double* row = of_row.data();
     const bool ignored = !kSoft && chosen[r] == -100,
                unknown = !kSoft && !ignored && (chosen[r] < 0 || chosen[r] >= o.classes);
     double largest = -HUGE_VAL, sum = 0, total = 0, value = 0;
@@ -110,26 +144,37 @@ std::string run(const Options& o, std::vector<double>* results = nullptr) {
       return std::isnan(want) ? !std::isnan(got) : std::isinf(want) ? got != want : !(std::fabs(got - want) <= bound);
     };
     const double want = ignored ? 0 : unknown ? std::nan("") : value;
-    if (differs(loss[r], want, ignored ? 0 : tolerance))
+    const auto found = statistics_of(r);
+    for (int k = 0; k < o.statistics; k++) {
+      const double expected = unknown ? std::nan("") : found[k], got = sums[k * rows + r];
+      if (differs(got, expected, ignored || k == 0 ? 0 : tolerance * (1 + found[1])))
+        return emu::format("statistic %d of row %zu is %.9g, expected %.9g", k, r, got, expected);
+      if (results != nullptr && k < 2) results->push_back(got);
+    }
+    if (!o.known && differs(loss[r], want, ignored ? 0 : tolerance))
       return emu::format("loss[%zu] is %.9g, expected %.9g", r, loss[r], want);
-    if (results != nullptr) results->push_back(loss[r]);
+    if (results != nullptr && !o.known) results->push_back(loss[r]);
     for (size_t i = 0; o.gradient && i < classes; i++) {
-      const double f = factor[r], full = f * (slope * std::exp(row[i] - lse) - c(i));
-      const double wanted = ignored ? 0 : unknown ? std::nan("") : full;
-      const double got = to_float(o.in_place ? logits[r * stride + i] : out[r * stride + i]);
+      const double f = factor[r], h = o.entropy ? bend[r] : 0.0, p_i = std::exp(row[i] - lse);
+      const double own = o.known ? p_i - (static_cast<int64_t>(i) == chosen[r]) : slope * p_i - c(i);
+      const double full = f * own - (p_i == 0 ? 0 : h * p_i * (row[i] - found[0] - found[2] / found[1]));
+      const double wanted = ignored ? 0 : unknown && !o.known ? std::nan("") : full;
+      const double got = o.in_place ? to_float(logits[r * stride + i]) : to_float(out[r * stride + i]);
       if (differs(got, wanted,
-                  ignored ? 0 : 1.01 * kRoundoff<T> * std::fabs(wanted) + f * (size * 0x1p-20) / 64 + 0x1p-24))
+                  ignored ? 0
+                          : 1.01 * kRoundoff<Grad> * std::fabs(wanted) + (f + std::fabs(h)) * (size * 0x1p-20) / 64 +
+                                0x1p-24))
         return emu::format("grad[%zu, %zu] is %.9g, expected %.9g", r, i, got, wanted);
       if (results != nullptr) results->push_back(got);
     }
   }
-  const std::string loss_written = loss.check_written();
+  const std::string loss_written = o.known ? "" : loss.check_written();
   return !loss_written.empty() || !o.gradient || o.in_place || o.gap > 0 ? loss_written : out.check_written();
 }
 
-template <class T, class Target>
+template <class T, class Target, class Grad = T>
 void check(Cases& cases, const std::string& title, const Options& o) {
-  cases.check(title, [&] { return run<T, Target>(o); });
+  cases.check(title, [&] { return run<T, Target, Grad>(o); });
 }
 
 template <class T>
@@ -260,6 +305,53 @@ void check_pieces(Cases& cases, const std::string& name) {
                     {.classes = 901, .offset = 1, .target = -100, .holes = true});
 }
 
+// What fp32 logits have more.
+template <class Grad>
+void check_more(Cases& cases, const std::string& name) {
+  for (const int shared : {232448, 3200}) {
+    const std::string title = "fp32 logits, gradient in " + name + (shared > 3200 ? ", " : ", pieces, ");
+    for (const int classes : {1, 64, 803, 4100}) {
+      const Options o{.rows = 5, .classes = classes, .offset = classes % 4, .ignored = 4, .shared = shared};
+      const auto changed = [&](const std::string& what, auto change) {
+        Options with = o;
+        change(with);
+        check<float, int64_t, Grad>(cases, title + what + std::to_string(classes), with);
+      };
+      changed("all options ", [](Options& w) { w.weighted = true, w.smoothing = 0.125, w.z_loss = 0.25, w.rows = 2; });
+      changed("plain ", [](Options& w) { w.gap = 3, w.grad_offset = 1; });
+      changed("statistics ", [](Options& w) { w.gradient = false, w.statistics = 3, w.temperature = 0.75; });
+      changed("known ", [](Options& w) { w.known = w.entropy = true, w.temperature = 0.75, w.gap = 1; });
+      changed("known, no entropy, a class elsewhere ", [](Options& w) { w.known = true, w.target = 1 << 20; });
+      changed("unknown ", [](Options& w) { w.target = 1 << 20, w.statistics = 3, w.rows = 2; });
+      for (const float added : {0.0f, -200.0f})
+        changed("-inf in front ", [=](Options& w) {
+          w.masked = -INFINITY, w.masked_until = classes - 1, w.target = classes - 1, w.added = added, w.statistics = 3;
+        });
+      changed("known -inf in front ", [=](Options& w) {
+        w.masked = -INFINITY, w.masked_until = classes - 1, w.target = classes - 1, w.known = w.entropy = true;
+      });
+    }
+    check<float, float, Grad>(cases, title + "probabilities", {.classes = 77, .smoothing = 0.125, .shared = shared});
+    check<float, int64_t>(
+        cases, title + "known, in place",
+        {.rows = 9, .classes = 901, .gap = 3, .in_place = true, .shared = shared, .known = true, .entropy = true});
+    cases.check(title + "the same loss and sums without what is more", [=] {
+      std::vector<double> plain, two, three;
+      Options o{.classes = 1501, .gradient = false, .shared = shared};
+      std::string error = run<float, int64_t>(o, &plain);
+      for (auto [count, into] : {std::pair{2, &two}, {3, &three}}) {
+        o.statistics = count;
+        if (error.empty()) error = run<float, int64_t>(o, into);
+      }
+      if (error.empty() && two != three) error = "the third statistic changes another";
+      for (size_t r = 0; error.empty() && r < plain.size(); r++) {
+        if (two[3 * r + 2] != plain[r]) error = "statistics change the loss";
+      }
+      return error;
+    });
+  }
+}
+
 // Bytes of the next rows on their way to an SM of an H200, of which 13 KB are needed: 4.25 TB/s of reads and writes,
 // 800 ns.
 void bytes_in_flight(Cases& cases) {
@@ -287,6 +379,8 @@ void check_all(Cases& cases) {
   check_teams<bf16>(cases, "bf16");
   check_pieces<bf16>(cases, "bf16");
   check_pieces<float>(cases, "fp32");
+  check_more<bf16>(cases, "bf16");
+  check_more<fp16>(cases, "fp16");
   check<bf16, int64_t>(cases, "GPT-2's classes", {.rows = 2, .classes = 50257, .in_place = true});
   for (int classes : {264, 1032})
     check<float, int64_t>(cases, "fp32, teams for " + std::to_string(classes), {.classes = classes});

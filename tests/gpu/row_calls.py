@@ -41,7 +41,7 @@ def loss(**options):
     return make
 
 
-def head(**options):
+def head(op=ak.linear_cross_entropy, **options):
     def make() -> Callable[[], list[Tensor]]:
         target = (torch.arange(ROWS) % CLASSES).cuda()
         target[2] = -100
@@ -51,7 +51,7 @@ def head(**options):
 
         def function(x, weight, bias):
             with torch.autocast("cuda", BF16):
-                return ak.linear_cross_entropy(x, weight, target, linear_bias=bias, **given)
+                return op(x, weight, target, linear_bias=bias, **given)
 
         return with_gradients(function, x, weight, bias)
 
@@ -115,6 +115,8 @@ CALLS: dict[str, Callable[[], Callable[[], list[Tensor]]]] = {
     "cross_entropy, sum, weights": loss(reduction="sum", weighted=True),
     "cross_entropy, none, smoothing, z-loss": loss(reduction="none", label_smoothing=0.1, z_loss=1e-3),
     "linear_cross_entropy": head(chunk_size=4),
+    "linear_log_probs": head(ak.linear_log_probs, chunk_size=4, temperature=0.7),
+    "linear_cross_entropy, fp32 logits": head(chunk_size=4, logits_dtype=F32),
     "linear_cross_entropy, none, fp32": head(dtype=F32, reduction="none", chunk_size=4),
     "gelu": lambda: with_gradients(ak.gelu, leaf(ROWS, COLUMNS, dtype=BF16)),
     "silu": lambda: with_gradients(ak.silu, leaf(ROWS, COLUMNS, dtype=F16)),

@@ -59,6 +59,7 @@ OURS = {
     "embedding": lambda new: ak.embedding(torch.zeros(2, dtype=torch.int64, device=(w := new(4, 4)).device), w),
     "cross_entropy": lambda new: ak.cross_entropy(x := new(4, 8), _target(x)),
     "linear_cross_entropy": lambda new: ak.linear_cross_entropy(x := new(4, 8), new(8, 8), _target(x)),
+    "linear_log_probs": lambda new: ak.linear_log_probs(x := new(4, 8), new(8, 8), _target(x)),
 }
 TORCHS = {
     "linear": lambda new: F.linear(new(4, 8), new(8, 8)),
@@ -156,13 +157,14 @@ def test_the_rules_are_those_of_the_dispatcher(who, calls, device):
         assert not torch._C._dispatch_has_kernel_for_dispatch_key("aten::ctc_loss.IntList", "AutocastCUDA")
         rules["ctc_loss"] = "input dtype kept"
     if who == "ak" and device == "cuda" and torch.version.cuda is None:  # there no slice of a pretended tensor
-        del calls["linear_cross_entropy"], wanted["linear_cross_entropy"]
+        for name in ("linear_cross_entropy", "linear_log_probs"):
+            del calls[name], wanted[name]
     for name, call in calls.items():
         found = observed(call, device)
         rules[name] = SIGNATURES.get(found, found)
-    if "linear_cross_entropy" in rules:  # its products are those of lower, its result the loss
-        assert rules["linear_cross_entropy"] == ((torch.float32, False), (torch.float32, True))
-        rules["linear_cross_entropy"] = "lower"
+    for name in {"linear_cross_entropy", "linear_log_probs"} & set(rules):  # products of lower, the result fp32
+        assert rules[name] == ((torch.float32, False), (torch.float32, True))
+        rules[name] = "lower"
     if who == "torch":
         for name, op in PAIRS.items():
             with autocast(device):

@@ -78,6 +78,32 @@ def test_masked_logits(small_blocks, at):
     torch.testing.assert_close(out, want_out, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("classes", [1, 128, 129, 391])
+def test_what_fp32_logits_have_more(small_blocks, dtype, classes):
+    """Statistics, and from them a gradient in another type, at any address; a class that is nobody's has no column."""
+    generator = torch.Generator().manual_seed(classes)
+    logits = 4 * torch.randn(4 * classes + 3, generator=generator)[3:].view(4, classes)
+    logits[1, : classes // 2] = logits[2, : classes - 1] = -math.inf
+    target, temperature = torch.tensor([0, -100, classes - 1, classes // 2]), torch.linspace(0.5, 2, 4)
+    results = []
+    for run in (module.cross_entropy_rows_, ak.backend("reference")(op)):
+        loss, statistics, grad = (
+            torch.full((4,), math.nan),
+            torch.full((3, 4), math.nan),
+            torch.full((4, classes), math.nan, dtype=dtype),
+        )
+        run(logits, target, None, None, loss, None, temperature=temperature, statistics=statistics)
+        of_two = torch.full((2, 4), math.nan)
+        run(logits, target, None, None, loss.clone(), None, temperature=temperature, statistics=of_two)
+        assert torch.equal(of_two, statistics[:2])
+        more = {"temperature": temperature, "known": statistics, "entropy_factor": torch.linspace(-1, 1, 4)}
+        run(logits, torch.tensor([0, -100, classes + 7, -3]), None, torch.ones(4), None, grad, **more)
+        results.append((loss, statistics, grad.float()))
+    for got, want, tolerance in zip(*results, (2.0**-18, 2.0**-18, TOLERANCE[dtype]), strict=True):
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
 def test_in_place_and_without_a_gradient(small_blocks):
     logits, target = torch.randn(3, 300), torch.tensor([4, -100, 299])
     (loss, out), _ = both(logits, target, None, torch.ones(3), lambda: torch.empty(3, 300))

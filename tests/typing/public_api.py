@@ -24,6 +24,8 @@ assert_type(ak.rms_norm(x, 8, residual=x), tuple[Tensor, Tensor])
 assert_type(ak.rotary(x, x, x, x, q_weight=x, k_weight=x, interleaved=True), tuple[Tensor, Tensor])
 assert_type(ak.cross_entropy(x, target, label_smoothing=0.1, z_loss=1e-4), Tensor)
 assert_type(ak.linear_cross_entropy(x, weight, target), Tensor)
+assert_type(ak.linear_log_probs(x, weight, target), Tensor)
+assert_type(ak.linear_log_probs(x, weight, target, entropy=True), tuple[Tensor, Tensor])
 assert_type(ak.nn.functional.layer_norm(x, 8), Tensor)
 assert_type(ak.nn.functional.rms_norm(x, 8), Tensor)
 ak.nn.functional.linear(x, weight, activaton="gelu")  # type: ignore[call-arg]
