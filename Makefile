@@ -49,7 +49,7 @@ TESTS := -m "not gpu and not nvcc" --ignore tests/ptx
 test: $(BUILT)
 	$(PYTEST) $(TESTS) $(SIDE_BY_SIDE) --one-in $(SHARE) $(ARGS)
 
-# All of them: every case, every seed of the emulator, every form of the Triton GEMM compiled, every planted bug, and the
+# All of them: every case, every seed of the emulator, every form of the Triton GEMM compiled, bugs planted in every kernel, and the
 # fuzzers for FUZZ_SECONDS each (300). Hours.
 test-all: $(BUILT)
 	$(PYTEST) $(TESTS) $(SIDE_BY_SIDE) --exhaustive $(ARGS)
@@ -75,7 +75,7 @@ sass-sample: $(BUILT)-cuda
 
 # The PTX of every kernel, executed on the CPU (docs/ptx.md, with times). Needs nvcc, no GPU. In parts, each of which may be run alone:
 # all cases of the package's kernels under several schedules; what is counted; Triton's kernels, whose schedules are Triton's concern;
-# a case of each test that wants a GPU; all planted bugs.    make ptx SCHEDULES=12
+# a case of each test that wants a GPU; planted bugs.    make ptx SCHEDULES=12
 # The sample is CI's: the default cases in one process each.
 SCHEDULES ?= 4
 PTX_PARTS := ptx-kernels ptx-counts ptx-triton ptx-tests ptx-mutants

@@ -1,4 +1,5 @@
-"""A pytest file against a library of ops with a bug in its sources: host code of the CUDA ops in the emulated library, or CPU kernels.
+"""Pytest files against a library with a bug in its sources: host code of the CUDA ops in the emulated library, CPU kernels, or formulas
+in _host.
 
 The build folder of the package knows how each object is compiled and which headers it reads; only the objects that read the
 changed file are compiled again, with little optimisation, and linked with the others. The tests run in a copy of the package.
@@ -16,7 +17,8 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGETS = {"emulator": "amp_kernels_emulated", "ops": "amp_kernels_cpu"}  # by the folder of the tests
+# By the folder of the tests, what is built and how much it is optimised: the tests of CPU kernels have more to do.
+TARGETS = {"emulator": ("amp_kernels_emulated", "-O0"), "ops": ("amp_kernels_cpu", "-O1"), "math": ("_host", "-O1")}
 # An environment's own ninja counts, also where it was not activated.
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
@@ -47,6 +49,10 @@ def commands(target: str) -> dict[str, str]:
     return found
 
 
+def library_of(target: str) -> str:
+    return next(output for output in commands(target) if output.endswith(".so") and target in output)
+
+
 @cache
 def objects_of(target: str, file: str) -> list[str]:
     """The objects of the library that read ``file``, a path under csrc/."""
@@ -60,26 +66,23 @@ def objects_of(target: str, file: str) -> list[str]:
 
 
 def copy_package(library_name: str, folder: Path) -> None:
-    """The package and what its tests need, without this library."""
-    shutil.copytree(ROOT / "amp_kernels", folder / "amp_kernels", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    """The package without this library, and the tests."""
+    shutil.copytree(ROOT / "amp_kernels", folder / "amp_kernels", ignore=shutil.ignore_patterns("*.so"))
     for library in (ROOT / "amp_kernels").glob("*.so"):
         if library.name != library_name:
             (folder / "amp_kernels" / library.name).symlink_to(library)
-    (folder / "tests").mkdir()
-    for file in ("pyproject.toml", "tests/conftest.py", "tests/draw.py", "tests/progress.py"):
-        shutil.copy(ROOT / file, folder / file)
+    shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("*.cpp", "*.h"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
 
 
-def build(target: str, file: str | None, sources: Path, folder: Path) -> str:
-    """Makes the library from ``sources``, of which ``file`` has changed; "" or the compiler's message."""
-    library = f"lib{target}.so"
+def build(target: str, optimisation: str, file: str | None, folder: Path) -> str:
+    """Makes the library; ``file``, if any, is taken from ``folder`` in place of csrc/. "" or the compiler's message."""
+    library = library_of(target)
     link = commands(target)[library].replace(f" -o {library}", f" -o {folder / 'amp_kernels' / library}")
     steps = []
     for i, output in enumerate(objects_of(target, file) if file else []):
-        command = commands(target)[output].replace(str(ROOT / "csrc"), str(sources))
-        command = command.replace(
-            "-O3", "-O0" if target == "amp_kernels_emulated" else "-O1"
-        )  # CPU kernels have more to do
+        command = commands(target)[output].replace(f"-I{ROOT / 'csrc'}", f"-I{folder} -I{ROOT / 'csrc'}")
+        command = command.replace(str(ROOT / "csrc" / file), str(folder / file)).replace("-O3", optimisation)
         command = re.sub(r" -M[FT] \S+| -MD", "", command).replace(f" -o {output}", f" -o {folder / f'{i}.o'}")
         link = link.replace(f" {output} ", f" {folder / f'{i}.o'} ")
         steps.append(command)
@@ -91,18 +94,29 @@ def build(target: str, file: str | None, sources: Path, folder: Path) -> str:
     return ""
 
 
-def build_and_run(test: str, file: str | None, sources: Path, folder: Path, limited: Callable) -> tuple[str, str]:
-    """("caught", the first failure), ("missed", "") or ("broken", the compiler's message). ``limited`` bounds a command's time."""
-    room = test.split("/")[0]
-    copy_package(f"lib{TARGETS[room]}.so", folder)
-    shutil.copytree(ROOT / "tests" / room, folder / "tests" / room, ignore=shutil.ignore_patterns("*.cpp", "*.h"))
-    error = build(TARGETS[room], file, sources, folder)
+def build_and_run(tests: list[str], file: str | None, folder: Path, limited: Callable) -> tuple[str, str]:
+    """("caught", the first failure), ("missed", "") or ("broken", the compiler's message). ``folder`` has the changed file; ``limited``
+    bounds a command's time."""
+    target, optimisation = TARGETS[tests[0].split("/")[0]]
+    copy_package(library_of(target), folder)
+    error = build(target, optimisation, file, folder)
     if error:
         return "broken", error
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"tests/{test}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *(f"tests/{test}" for test in tests),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    run = subprocess.run(limited(command), cwd=folder, capture_output=True, text=True, env=environment)
+    run = subprocess.run(limited(command, 300), cwd=folder, capture_output=True, text=True, env=environment)
     if run.returncode == 0:
         return "missed", ""
+    if 2 <= run.returncode <= 5:
+        raise RuntimeError(f"pytest has not run the tests: {(run.stdout + run.stderr)[-2000:]}")
     lines = [line for line in run.stdout.splitlines() if line.startswith(("E  ", "FAILED", "ERROR"))]
     return "caught", (lines or [f"pytest ends with code {run.returncode}"])[0]

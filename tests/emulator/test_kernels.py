@@ -76,7 +76,7 @@ def test_every_kernel_is_tested():
 
 
 def test_no_planted_bug_is_stale():
-    """Every entry in ``mutants`` quotes a line that is there; one that is not would end ``make mutants`` before it begins."""
+    """Every trap quotes a line that is there, and every explained change is made; else ``make mutants`` ends before it begins."""
     step = subprocess.run([sys.executable, HERE / "mutate.py", "--list"], capture_output=True, text=True)
     assert step.returncode == 0, step.stderr
-    assert len(step.stdout.splitlines()) > 400
+    assert " 0 places" not in step.stdout

@@ -1,32 +1,49 @@
 """Mutation test of PTX execution: plants one wrong text at a time in what nvcc made, and counts how many the cases notice.
 
-    python -m tests.ptx.mutate                     all lists in mutants/
-    python -m tests.ptx.mutate gemm_sm90           one list
-    python -m tests.ptx.mutate gemm_sm90 --only 3,7
-    python -m tests.ptx.mutate --every 4           one in four of each list
+    python -m tests.ptx.mutate                       all traps, and 6 changes by operators in each family that DRAW chooses
+    python -m tests.ptx.mutate gemm_sm90 --each 30   one family (families.py); --each 0: its traps alone
+    python -m tests.ptx.mutate norm --at shfl        the changes whose title has that text
 
-Fails if fewer than 90 % are caught, if a miss is not explained in the list, or if a text is not there to be changed. The last line
-is "N of M caught".
+Operators (operators.py) change all instructions of one opcode that a kernel has; traps (traps.py) are wrong texts that none of them makes.
+Fails if a trap is missed or has no text to change, or if fewer than 90 % of the operators' changes are caught, beyond chance. The last
+line is "N of M caught".
 """
 
 import argparse
-import importlib
 import os
+import random
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections import Counter
 from pathlib import Path
-from types import ModuleType
 
-NEEDED_SHARE = 0.9
+from ..planting import too_few
+from .families import FAMILIES, Family
+from .operators import Change, changes
+from .traps import TRAPS
+
 SEEDS = (0, 1, 3)
 
 
-def planted_lists(names: Sequence[str] = ()) -> list[tuple[str, ModuleType]]:
-    """The files in mutants/."""
-    names = names or sorted(p.stem for p in (Path(__file__).parent / "mutants").glob("[!_]*.py"))
-    return [(name, importlib.import_module(f".mutants.{name}", __package__)) for name in names]
+def texts_of(family: Family, sources) -> list[str]:
+    """Some of the kernels of a family, which hold all of its instructions between them."""
+    from .forms import opcodes
+
+    texts, found = [], set()
+    for source in (s for s in sources if s.fits(family.capability)):
+        for kernel, text in source.kernels.items():
+            if re.search(family.kernel, kernel) and not (held := set(opcodes([text]))) <= found:
+                texts.append(text)
+                found |= held
+    return texts
+
+
+def drawn_changes(family: Family, sources) -> list[Change]:
+    """What the operators make of a family's kernels, in the order in which it is tried."""
+    found = changes(texts_of(family, sources))
+    random.Random(int(os.environ.get("DRAW", 0))).shuffle(found)
+    return found
 
 
 class Planted:
@@ -66,11 +83,25 @@ def notice(runs, seeds=SEEDS) -> str | None:
     return None
 
 
+def try_mutant(mutant, family: Family, runs) -> tuple[str, str]:
+    """("caught", what was noticed), ("missed", ""), or ("no bug", "") if no kernel that runs has the text, or the new text is no PTX."""
+    from .preloaded import machine
+
+    it = machine()
+    it.rewrite = planted = Planted(mutant, family.kernel)
+    detail = notice(runs)
+    it.rewrite = None
+    it.forget()
+    if planted.places == 0 or (detail or "").startswith("no meaning for"):
+        return "no bug", ""
+    return ("caught" if detail else "missed"), detail or ""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("lists", nargs="*", help="names of files in mutants/ (default: all)")
-    parser.add_argument("--only", help="comma-separated numbers of the mutants to try")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="try one mutant in N of each list")
+    parser.add_argument("families", nargs="*", help="names in families.py (default: all)")
+    parser.add_argument("--each", type=int, default=6, metavar="N", help="changes by operators in each family")
+    parser.add_argument("--at", default="", metavar="TEXT", help="only changes whose title has this text")
     arguments = parser.parse_args()
     if "AK_PTX_LIBRARY" not in os.environ:
         from .run import environment
@@ -79,38 +110,38 @@ def main() -> int:
 
     from .preloaded import machine
 
-    it = machine()  # before the package is imported
+    machine()  # before the package is imported
+    from tools.ptx.sources import sources_in
+
     from .mutant_runs import runs_of
 
-    only = {int(number) for number in arguments.only.split(",")} if arguments.only else None
-    caught, total, faults = 0, 0, []
-    for name, module in planted_lists(arguments.lists):
-        runs = runs_of(module.CASES)
+    sources = sources_in(Path(os.environ["AK_PTX_LIBRARY"]))
+    caught, total, faults = Counter(), Counter(), []
+    for name in arguments.families or FAMILIES:
+        family = FAMILIES[name]
+        runs = runs_of(family.cases)
         wrong = notice(runs)
         if wrong:
             sys.exit(f"{name}, nothing planted: {wrong}")
-        for i, mutant in enumerate(module.MUTANTS):
-            if (only is not None and i not in only) or i % arguments.every:
+        left = arguments.each
+        for mutant in [*TRAPS.get(name, []), *drawn_changes(family, sources)]:
+            kind = "operator" if isinstance(mutant, Change) else "trap"
+            if arguments.at not in mutant.why or (kind == "operator" and left == 0):
                 continue
-            it.rewrite = planted = Planted(mutant, module.KERNEL)
-            detail = notice(runs)
-            it.rewrite = None
-            it.forget()
-            total += 1
-            caught += detail is not None
-            outcome = "caught" if detail else "missed"
-            if planted.places == 0:
-                outcome = "no place"
-            print(
-                f"{outcome:8} {name} {i}: {mutant.why}: {(detail or mutant.missed or 'NOT EXPLAINED')[:200]}",
-                flush=True,
-            )
-            if planted.places == 0 or (detail is None) != bool(mutant.missed):
-                faults.append(f"{name} {i}")
+            outcome, detail = try_mutant(mutant, family, runs)
+            if kind == "operator":
+                if outcome == "no bug":
+                    continue
+                left -= 1
+            elif outcome != "caught":
+                faults.append(f"{name}: {mutant.why}")
+            total[kind] += 1
+            caught[kind] += outcome == "caught"
+            print(f"{outcome:8} {name} {mutant.why}: {detail[:200]}", flush=True)
     if faults:
         print("to be looked at: " + ", ".join(faults))
-    print(f"{caught} of {total} caught")
-    return 1 if faults or caught < NEEDED_SHARE * total else 0
+    print(f"{caught.total()} of {total.total()} caught")
+    return 1 if faults or too_few(caught["operator"], total["operator"]) else 0
 
 
 if __name__ == "__main__":

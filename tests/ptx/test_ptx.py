@@ -4,7 +4,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
 
 import pytest
 import torch
@@ -13,8 +12,11 @@ from tools.ptx.sources import sources_in
 
 from ..helpers.patience import PATIENCE
 from .build import ROOT, build
+from .families import FAMILIES
 from .forms import forms_of_words, opcodes
-from .mutate import NEEDED_SHARE, planted_lists
+from .mutate import texts_of
+from .operators import changes
+from .traps import TRAPS
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: there is no PTX to execute"),
@@ -63,38 +65,16 @@ def test_tests_that_want_a_gpu():
 
 
 def test_planted_bugs():
-    """`make ptx` tries them; a list that kernels have left behind is noticed at once, and a word that no list doubts."""
+    """`make ptx` tries them; a trap that kernels have left behind is noticed at once, and a word that no operator doubts."""
     sources = sources_in(build()[1])
-    held = {text: set(opcodes([text])) for source in sources for text in source.kernels.values()}
-    doubted, left = Counter(), []
-    for name, module in planted_lists():
-        some, others, found = [], [], set()  # some kernels that hold all forms between them
-        for source in (s for s in sources if s.fits(module.CAPABILITY)):
-            for kernel, text in source.kernels.items():
-                if re.search(module.KERNEL, kernel):
-                    (others if held[text] <= found else some).append(text)
-                    found |= held[text]
-        for number, mutant in enumerate(module.MUTANTS):
-            changed = [text for text in some if mutant.plant(text)[0] != text]
-            changed = changed or [next((text for text in others if mutant.plant(text)[0] != text), "")]
-            if changed == [""]:
-                left.append(f"{name} {number}: {mutant.why}: {mutant.old}")
-            doubted.update(set().union(*(mutant.forms(text) for text in changed)))
+    left, doubted, held = [], [], set()
+    for name, family in FAMILIES.items():
+        texts = texts_of(family, sources)
+        held |= set(opcodes(texts))
+        traps = TRAPS.get(name, [])
+        doubted += [change.opcode for change in changes(texts)] + [trap.old.replace("\\", "") for trap in traps]
+        left += [f"{name}: {trap.why}" for trap in traps if not any(trap.plant(text)[1] for text in texts)]
     assert not left, "these texts are in no kernel: " + "\n".join(left)
-    words = {
-        form for form in forms_of_words() - HINTS if any(op.startswith(form) for ops in held.values() for op in ops)
-    }
-    counts = {form: sum(n for op, n in doubted.items() if op.startswith(form)) for form in sorted(words)}
-    assert len(counts) > 40
-    assert not {form: n for form, n in counts.items() if n < 2}
-
-
-def test_the_docs_count_planted_bugs():
-    lists = planted_lists()
-    section = (ROOT / "docs/ptx.md").read_text().partition("## Planted bugs")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+) \| (\d+) \|$", section, re.MULTILINE)
-    counts = {name: (len(m.MUTANTS), sum(not mutant.missed for mutant in m.MUTANTS)) for name, m in lists}
-    assert {name: (int(planted), int(caught)) for name, planted, caught in rows} == counts
-    planted = sum(planted for planted, _ in counts.values())
-    assert f"{planted} in PTX (`make ptx`)" in (ROOT / "README.md").read_text()
-    assert sum(caught for _, caught in counts.values()) >= NEEDED_SHARE * planted
+    words = {form for form in forms_of_words() - HINTS if any(op.startswith(form) for op in held)}
+    assert len(words) > 40
+    assert not {form for form in words if not any(form in text for text in doubted)}

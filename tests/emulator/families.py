@@ -1,0 +1,106 @@
+"""Which tests must notice a bug in which sources, and the changes that change nothing."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CSRC = HERE.parents[1] / "csrc"
+FOLDERS = (CSRC, HERE.parents[1] / "tools", HERE, HERE.parents[1] / "tools/emulator/tests")
+
+# Sources, patterns under csrc/, and the tests that must notice a bug in them, the quickest first: programs of this folder, or pytest files
+# under tests/. A file that several patterns name belongs to the first family.
+FAMILIES = {
+    "activation": ("activation/*.cu base/elementwise.cuh base/config.h", "test_activation_forward test_activation_backward"),
+    "activation_formula": ("activation/formula.h", "math/test_activation.py"),
+    "cast": ("cast/cast.cu", "test_cast"),
+    "column_sums": ("column_sums/*.cu* column_sums/call.h gemm/column_sums.cu", "test_column_sums"),
+    "embedding": ("embedding/accumulate.cu embedding/call.h", "test_embedding_accumulate"),
+    "routing": ("routing/rows.cu", "test_routing"),
+    "rotary": ("rotary/rotary.cu rotary/formula.h", "test_rotary"),
+    "unit_sums": ("unit_sums/unit_sums.cu unit_sums/call.h", "test_unit_sums"),
+    "unit_matrices": ("newton_schulz/unit_matrices.cu newton_schulz/formula.h", "test_unit_matrices"),
+    "norm": ("norm/*.cu norm/formula.h base/row.cuh", "test_norm"),
+    "row_ring": ("base/row_ring.cuh", "test_norm test_cross_entropy_rows"),
+    "loss": ("loss/*.cu* loss/formula.h loss/exponential.h", "test_cross_entropy_rows"),
+    "lists": ("base/tensor_list.h device/tensor_list.cuh base/vector_walk.cuh gradients/list.h", "test_unscale test_check_and_norm test_adamw"),
+    "gradients": ("gradients/unscale.cu gradients/check_and_norm.cu gradients/grad_norm.h", "test_unscale test_check_and_norm"),
+    "histogram": ("gradients/exponent*", "test_exponent_histogram"),
+    "scale": ("gradients/update_scale.cu gradients/loss_scale.h", "test_update_scale math/test_loss_scale.py"),
+    "update": ("update/step.cuh update/update.cuh update/arguments.cuh update/rule.h", "test_lion test_sgd test_muon test_adamw test_lamb"),
+    "rules": ("update/rules/*.h update/ema.h", "math/test_update_rules.py"),
+    "lamb": ("update/rules/lamb.cu", "test_lamb"),
+    "moments8": ("update/*8.cuh update/codes.cuh update/normal_numbers.cuh base/philox.h", "test_lion test_adamw"),
+    "rounding": (
+        "base/half.h base/rounding.h base/split_master.h base/block8.h",
+        "math/test_conversions.py math/test_split_master.py math/test_random_rounding.py math/test_block8.py",
+    ),
+    "device": ("device/block.cuh device/warp.cuh", "test_memory"),
+    "gemm_sm80": ("gemm/sm80/*.cuh gemm/epilogue.cuh base/element.cuh", "test_gemm_sm80 test_gemm_chains test_gemm_symmetric"),
+    "gemm_sm90": ("gemm/sm90/gemm.* gemm/sm90/main_loop.cuh gemm/sm90/tile.cuh", "test_gemm_segments test_gemm_sm90 test_gemm_chains test_gemm_epilogue test_gemm_epilogue_tma test_grouped"),
+    "gemm_producer": ("gemm/sm90/producer.cuh", "test_gemm_sm90 test_grouped test_gemm_segments test_gemm_epilogue_tma"),
+    "gemm_store": ("gemm/sm90/direct_store.cuh gemm/sm90/epilogue_elementwise.cuh", "test_gemm_epilogue test_gemm_epilogue_tma test_grouped"),
+    "gemm_epilogue": ("gemm/sm90/epilogue_tma.cuh", "test_gemm_epilogue_tma"),
+    "gemm_symmetric": ("gemm/sm90/mirrored_store.cuh gemm/sm90/symmetric.cuh", "test_gemm_symmetric"),
+    "gemm_grouped": ("gemm/sm80/grouped.cu gemm/sm90/grouped.cuh device/tensor_map.cuh", "test_grouped"),
+    "gemm_phases": ("gemm/phases.*", "test_gemm_phases"),
+    "gemm_repack": ("gemm/sm90/repack.*", "test_gemm_repack"),
+    "glue": ("activation/glue.cpp column_sums/glue.* gradients/glue.cpp update/glue.cpp update/call.h", "emulator/test_glue.py"),
+    "gemm_glue": (
+        "gemm/glue*.cpp gemm/glue_operand.h gemm/launch.h gemm/plan.h",
+        "emulator/test_glue.py emulator/test_grouped_glue.py emulator/test_segmented_glue.py emulator/test_gemm_tuning.py",
+    ),
+    "rotary_glue": ("rotary/glue.cpp", "emulator/test_rotary_glue.py"),
+    "cpu_gradients": (
+        "gradients/cpu_*.cpp",
+        "ops/test_unscale.py ops/test_update_scale.py ops/test_exponent_histogram.py ops/test_check_and_norm.py",
+    ),
+    "cpu_cast": ("cast/cpu.cpp", "ops/test_cast.py"),
+    "cpu_activation": ("activation/cpu*", "ops/test_activation.py ops/test_activation_backward.py"),
+    "cpu_column_sums": ("column_sums/cpu.cpp base/cpu/column_sums.*", "ops/test_column_sums.py"),
+    "cpu_loss": ("loss/cpu*", "ops/test_cross_entropy.py"),
+    "cpu_norm": ("norm/cpu*", "ops/test_norm.py ops/test_rows_cpu.py"),
+    "cpu_rows": (
+        "rotary/cpu.cpp routing/cpu.cpp embedding/cpu.cpp",
+        "ops/test_routing.py ops/test_embedding.py ops/test_rotary.py",
+    ),
+    "cpu_updates": ("update/cpu*", "ops/test_updates.py ops/test_moments8.py"),
+    "cpu_lamb": ("update/rules/cpu_lamb.cpp", "ops/test_lamb.py"),
+    "cpu_newton_schulz": ("newton_schulz/cpu.cpp", "ops/test_unit_matrices.py ops/test_newton_schulz.py"),
+    "cpu_gemm": (
+        "gemm/cpu/gemm.cpp gemm/cpu/blocked.cpp gemm/cpu/portable.cpp gemm/cpu/product.cpp gemm/cpu/syrk.cpp gemm/cpu/grouped.cpp gemm/cpu/tile.h",
+        "ops/test_gemm_cpu.py ops/test_syrk.py ops/test_grouped_mm.py ops/test_gemm_epilogue.py ops/test_gemm_dact.py ops/test_linear.py ops/test_grouped_gemm.py",
+    ),
+}  # fmt: skip
+
+
+@cache
+def family_of(file: str) -> str | None:
+    return next(
+        (name for name, (patterns, _) in FAMILIES.items() if any(Path(file).match(p) for p in patterns.split())), None
+    )
+
+
+@cache
+def sources(family: str) -> list[str]:
+    """The files of a family."""
+    files = sorted(str(path.relative_to(CSRC)) for path in CSRC.rglob("*.*"))
+    return [file for file in files if family_of(file) == family]
+
+
+@cache
+def included(name: str) -> frozenset[str]:
+    """What a source includes, itself too, by the names of the include lines."""
+    path = next((folder / name for folder in FOLDERS if (folder / name).exists()), None)
+    found = re.findall(r'^#include "([^"]+)"', path.read_text(), re.MULTILINE) if path else []
+    return frozenset({name}.union(*map(included, found)))
+
+
+def tests_of(file: str) -> list[str]:
+    """The tests that must notice a bug in a file: of its family, the pytest files, and the programs that include it."""
+    _, tests = FAMILIES[family_of(file)]
+    return [test for test in tests.split() if test.endswith(".py") or file in included(f"{test}.cpp")]
+
+
+# Changes that no test can notice: the file, the line as the change leaves it, and why.
+CHANGE_NOTHING: dict[tuple[str, str], str] = {}
