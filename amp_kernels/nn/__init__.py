@@ -32,6 +32,7 @@ from .norm import LayerNorm, RMSNorm
 from .override_matmul import override_matmul
 from .residual_blocks import register_block
 from .to_half import to_half
+from .token_log_probs import token_log_probs
 
 __getattr__ = _attributes_of(__name__)
 
@@ -51,4 +52,5 @@ __all__ = [
     "register_block",
     "revert",
     "to_half",
+    "token_log_probs",
 ]

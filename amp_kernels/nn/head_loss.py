@@ -1,4 +1,5 @@
-"""Causal language models of transformers whose head and loss run as one op, :func:`amp_kernels.linear_cross_entropy`.
+"""Causal language models of transformers whose head and loss run as one op, :func:`amp_kernels.linear_cross_entropy`, and whose head
+gives the log-probabilities of tokens by :func:`amp_kernels.linear_log_probs`.
 
 The model's own forward runs, whatever it does besides, but its head returns its input and its loss function multiplies by the head's
 weight. Only transformers' loss for causal models is replaced, and only if the model passes the head's output to nothing else
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -19,7 +22,8 @@ from .._checks.lists import HALF_DTYPES
 from .._dispatch import autocast
 from .._dispatch.library import PLAIN
 from ..ops.linear_cross_entropy import linear_cross_entropy
-from ._derived import base_of, own_forward, shows
+from ..ops.linear_log_probs import linear_log_probs
+from ._derived import base_of, forward_of, own_forward, shows
 from ._probe import same, standing_in, values
 from ._wrapped import own_class
 from .fused import operands
@@ -77,6 +81,44 @@ class _Loss:
         return loss if num_items_in_batch is None else loss / num_items_in_batch
 
 
+class Question:
+    """What :func:`amp_kernels.nn.token_log_probs` asks of the head; ``answer``: log-probabilities and entropies."""
+
+    answer: tuple[Tensor, Tensor] | None = None
+
+    def __init__(self, ids: Tensor, mask: Tensor | None, temperature: float | Tensor, entropy: bool):
+        self.ids, self.mask, self.temperature, self.entropy = ids, mask, temperature, entropy
+
+    def put(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        """``hidden``: ``[batch, rows, width]``, those of the last tokens."""
+        rows = hidden.shape[1] - 1
+        target = self.ids[:, -rows:].to(hidden.device)
+        if self.mask is not None:
+            mask = self.mask.to(hidden.device) != 0
+            target = target.masked_fill(~(mask[:, -rows:] & mask[:, -rows - 1 : -1]), _IGNORED)
+        options = {"linear_bias": bias, "temperature": self.temperature}
+        found = linear_log_probs(hidden[:, :-1], weight, target, entropy=self.entropy, **options)
+        self.answer = found if self.entropy else (found, found)
+
+
+_asked = threading.local()
+
+
+@contextlib.contextmanager
+def asking(question: Question) -> Iterator[None]:
+    """Within it a converted model's forward, in this thread, answers ``question``."""
+    before = getattr(_asked, "question", None)
+    _asked.question = question
+    try:
+        yield
+    finally:
+        _asked.question = before
+
+
+def is_fused(module: torch.nn.Module) -> bool:
+    return forward_of(own_class(module)) is forward
+
+
 def _fp32_result(hidden: Tensor) -> contextlib.AbstractContextManager:
     """A context in which the loss of 16-bit inputs is FP32, as transformers' is."""
     device = hidden.device.type
@@ -85,10 +127,14 @@ def _fp32_result(hidden: Tensor) -> contextlib.AbstractContextManager:
     return torch.autocast(device, hidden.dtype)
 
 
+def _found(module: torch.nn.Module, view: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
+    kind = own_class(module)
+    return getattr(kind, "_amp_kernels_base", kind).forward(view, *args, **kwargs)
+
+
 def _run(module: torch.nn.Module, view: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
     """The output of the model's own forward, run on ``view``, without its logits."""
-    kind = own_class(module)
-    found = getattr(kind, "_amp_kernels_base", kind).forward(view, *args, **kwargs)
+    found = _found(module, view, args, kwargs)
     output = type(found)(**{name: value for name, value in found.items() if name != "logits"})
     object.__setattr__(output, "logits", _NoLogits())  # the class would add a key, too
     return output
@@ -96,6 +142,9 @@ def _run(module: torch.nn.Module, view: torch.nn.Module, args: tuple, kwargs: di
 
 @shows("amp_kernels.convert(fuse_loss=True)", own_signature=True)
 def forward(self, *args: Any, **kwargs: Any) -> Any:
+    question = getattr(_asked, "question", None)
+    if question is not None and not torch.compiler.is_compiling():
+        return _answered(self, question, args, kwargs)
     head = operands(self.lm_head) if self.training and kwargs.get("labels") is not None else None
     as_tuple = not (self.config.return_dict if kwargs.get("return_dict") is None else kwargs["return_dict"])
     if (
@@ -107,6 +156,19 @@ def forward(self, *args: Any, **kwargs: Any) -> Any:
     ):
         return own_forward(self, *args, **kwargs)
     return _run(self, _view(self, _Loss(*head), self._modules), args, kwargs)
+
+
+def _answered(module: torch.nn.Module, question: Question, args: tuple, kwargs: dict) -> Any:
+    """The output of the model's own forward with the head's input as its logits, which answered the question."""
+    head = operands(module.lm_head)
+    if head is None or type(head[0]) not in PLAIN:
+        raise ValueError(
+            f"token_log_probs: lm_head of {own_class(module).__name__} is a {type(module.lm_head).__name__} with hooks, adapters or a "
+            "weight of its own kind; accepted: a linear layer as convert(fuse_loss=True) found it"
+        )
+    found = _found(module, _view(module, _Loss(*head), module._modules), args, kwargs)
+    question.put(found["logits"] if hasattr(found, "keys") else found[0], *head)
+    return found
 
 
 def _view(module: torch.nn.Module, loss: _Loss, modules: dict[str, Any]) -> torch.nn.Module:
