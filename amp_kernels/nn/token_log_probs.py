@@ -64,8 +64,8 @@ def token_log_probs(
 
     Raises:
         TypeError: ``model`` is no module, or ``input_ids`` not int64.
-        ValueError: a shape does not fit; the model was not converted, ``convert`` left it because it changes its logits (a softcap or
-            scale: Gemma 2, Cohere, Granite), or its head is more than a linear layer (LoRA, hooks, a DTensor).
+        ValueError: a shape does not fit; the model was not converted, ``convert`` left it because it caps its logits (Gemma 2), or its
+            head is more than a linear layer (LoRA, hooks, a DTensor). A scale of the logits (Cohere, Granite) is part of the result.
 
     Examples:
         >>> try:

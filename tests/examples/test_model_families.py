@@ -210,6 +210,32 @@ def test_head_and_loss_are_one_op(family, fused):
     assert (found - expected).norm() <= 2.0**-18 * expected.norm()
 
 
+@pytest.mark.own_backend
+@pytest.mark.parametrize(
+    "family", [gpt2, llama, qwen3_moe, lambda: cohere()], ids=["gpt2", "llama", "qwen3_moe", "cohere"]
+)
+def test_log_probs_of_tokens(family):
+    """Those of the model's logits, to a few roundings of FP32, where no padding is. Cohere scales its logits."""
+    torch.manual_seed(0)
+    model = ak.convert(family().eval(), fuse_loss=True)
+    ids, mask = torch.randint(1, 61, (4, 12)), torch.ones(4, 12, dtype=torch.int64)
+    mask[0, :5] = mask[1, 9:] = 0
+    found, entropy = ak.nn.token_log_probs(model, ids, mask, temperature=0.8, entropy=True)
+    log_p = (model(input_ids=ids, attention_mask=mask).logits[:, :-1].double() / 0.8).log_softmax(-1)
+    counted = (mask[:, 1:] & mask[:, :-1]).bool()
+    want = log_p.gather(-1, ids[:, 1:, None])[..., 0].where(counted, 0.0)
+    torch.testing.assert_close(found.double(), want, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(
+        entropy.double(), -(log_p.exp() * log_p).sum(-1).where(counted, 0.0), rtol=2e-6, atol=2e-6
+    )
+
+
+@pytest.mark.own_backend
+def test_log_probs_of_capped_logits_are_refused():
+    with pytest.raises(ValueError, match="no causal head"):
+        ak.nn.token_log_probs(ak.convert(gemma2(), fuse_loss=True), torch.zeros(1, 4, dtype=torch.int64))
+
+
 def mistral():
     return transformers.MistralForCausalLM(transformers.MistralConfig(**TEXT, **SIZES, num_key_value_heads=2))
 
