@@ -72,7 +72,7 @@ def vocab_parallel_cross_entropy(
     """
     check_options(_OP, reduction, label_smoothing, z_loss)
     if is_dtensor(logits):
-        logits, group, start, classes = _piece(logits)
+        logits, group, start, classes = ranks_of(_OP, "logits", logits, logits.ndim - 1)
     else:
         group = group or dist.group.WORLD
         if group is None:
@@ -96,21 +96,21 @@ def vocab_parallel_cross_entropy(
     return loss.view(target.shape) if reduction == "none" else loss
 
 
-def _piece(logits: Tensor) -> tuple[Tensor, dist.ProcessGroup, int, int]:
-    """This rank's logits, the ranks with the other classes of its rows, its first class, and the number of classes."""
-    last = logits.ndim - 1
-    over = [dim for dim, placed in enumerate(logits.placements) if placed.is_shard(last)]
-    if len(over) != 1 or any(placed.is_partial() for placed in logits.placements):
+def ranks_of(op: str, name: str, tensor: Any, dim: int) -> tuple[Tensor, dist.ProcessGroup, int, int]:
+    """This rank's piece of a DTensor whose dimension ``dim`` has the classes, the ranks with the others, this rank's first class,
+    and the number of classes."""
+    over = [place for place, placed in enumerate(tensor.placements) if placed.is_shard(dim)]
+    if len(over) != 1 or any(placed.is_partial() for placed in tensor.placements):
         raise ValueError(
-            f"{_OP}: logits has the placements {logits.placements}; accepted: one Shard({last}), and none that is Partial"
+            f"{op}: {name} has the placements {tensor.placements}; accepted: one Shard({dim}), and none that is Partial"
         )
-    mesh, classes = logits.device_mesh, logits.shape[last]
+    mesh, classes = tensor.device_mesh, tensor.shape[dim]
     each = -(-classes // mesh.size(over[0]))  # as torch.chunk cuts them
     if each * (mesh.size(over[0]) - 1) >= classes:
         raise ValueError(
-            f"{_OP}: {classes} classes over {mesh.size(over[0])} ranks leave some without; accepted: at least one on each rank"
+            f"{op}: {classes} classes over {mesh.size(over[0])} ranks leave some without; accepted: at least one on each rank"
         )
-    return logits.to_local(), mesh.get_group(over[0]), each * mesh.get_coordinate()[over[0]], classes
+    return tensor.to_local(), mesh.get_group(over[0]), each * mesh.get_coordinate()[over[0]], classes
 
 
 class _VocabParallel(torch.autograd.Function):

@@ -14,7 +14,7 @@ float64 and torch.func transforms take torch's own operations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, overload
 
 import torch
@@ -30,7 +30,7 @@ from .._raw import cross_entropy_rows
 from .._sharding.dtensor import refuse_dtensors
 from . import _loss, _main_grad
 from ._autograd import needs_gradient, under_transform
-from ._head import Head, default_chunk, finished, fp16_scale, plain_logits
+from ._head import Gradients, Head, default_chunk, finished, fp16_scale, plain_logits
 from ._linear import gradient_dtype
 from ._products import check_blocks, working_dtype
 from ._shadows import fresh_shadow, with_shadow
@@ -59,32 +59,44 @@ class _LinearLogProbs(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_log_probs, grad_entropy):
         _loss.once(_OP)
-        x, w, bias, target, temperature, statistics = ctx.saved_tensors
-        ignore_index, chunk, blocks = ctx.options
-        # The kernel's gradient is that of -l.
-        factors = [None if g is None else sign * g.float() for sign, g in ((-1, grad_log_probs), (1, grad_entropy))]
+        return *gradients_of(ctx, grad_log_probs, grad_entropy), *(None,) * 8
+
+
+def gradients_of(
+    ctx: torch.autograd.function.FunctionCtx,
+    grad_log_probs: Tensor | None,
+    grad_entropy: Tensor | None,
+    reduce: Callable[[Tensor], None] | None = None,
+) -> Gradients:
+    """The gradients of input, weight and bias. ``reduce`` sums that of the input, in fp32, over the ranks that hold other classes."""
+    x, w, bias, target, temperature, statistics = ctx.saved_tensors
+    ignore_index, chunk, blocks = ctx.options
+    # The kernel's gradient is that of -l.
+    factors = [None if g is None else sign * g.float() for sign, g in ((-1, grad_log_probs), (1, grad_entropy))]
+    if temperature is not None:
+        factors = [None if f is None else f / temperature for f in factors]
+    factor, entropy_factor = factors
+    factor = torch.zeros_like(entropy_factor) if factor is None else factor
+    head, ignored = Head(x, w, bias, chunk, blocks, torch.float32), target == ignore_index
+    x_dtype, unscale = torch.float32 if reduce else ctx.dtypes[0], factor.new_ones(())
+    if x.dtype == torch.float16 and not blocks and x.shape[0]:
+        size = factor.abs() if entropy_factor is None else factor.abs() + _MOST_OF_ENTROPY * entropy_factor.abs()
+        scale, unscale = fp16_scale(size, ignored)
+        factor, x_dtype = factor * scale, torch.float32
+        entropy_factor = None if entropy_factor is None else entropy_factor * scale
+
+    def make(rows, logits, dz):
+        more = {"known": statistics[:, rows], "ignore_index": ignore_index}
         if temperature is not None:
-            factors = [None if f is None else f / temperature for f in factors]
-        factor, entropy_factor = factors
-        factor = torch.zeros_like(entropy_factor) if factor is None else factor
-        head, ignored = Head(x, w, bias, chunk, blocks, torch.float32), target == ignore_index
-        x_dtype, unscale = ctx.dtypes[0], factor.new_ones(())
-        if x.dtype == torch.float16 and not blocks and x.shape[0]:
-            size = factor.abs() if entropy_factor is None else factor.abs() + _MOST_OF_ENTROPY * entropy_factor.abs()
-            scale, unscale = fp16_scale(size, ignored)
-            factor, x_dtype = factor * scale, torch.float32
-            entropy_factor = None if entropy_factor is None else entropy_factor * scale
+            more["temperature"] = temperature[rows]
+        if entropy_factor is not None:
+            more["entropy_factor"] = entropy_factor[rows]
+        cross_entropy_rows.op(logits, target[rows], None, factor[rows], None, dz, **more)
 
-        def make(rows, logits, dz):
-            more = {"known": statistics[:, rows], "ignore_index": ignore_index}
-            if temperature is not None:
-                more["temperature"] = temperature[rows]
-            if entropy_factor is not None:
-                more["entropy_factor"] = entropy_factor[rows]
-            cross_entropy_rows.op(logits, target[rows], None, factor[rows], None, dz, **more)
-
-        gradients = head.gradients(ctx, ignored, x_dtype, make)
-        return *(gradients if blocks else finished(ctx, gradients, unscale)), *(None,) * 8
+    gradients = head.gradients(ctx, ignored, x_dtype, make)
+    if reduce is not None and gradients[0] is not None:
+        reduce(gradients[0])
+    return gradients if blocks and reduce is None else finished(ctx, gradients, unscale)
 
 
 def _forward(
@@ -94,14 +106,29 @@ def _forward(
     entropies and gradients."""
     loss = torch.empty(head.x.shape[0], dtype=torch.float32, device=head.x.device)
     statistics = loss.new_empty(3 if entropy else 2, loss.shape[0])
+    fill_statistics(head, target, temperature, ignore_index, statistics, loss)
+    entropies = statistics[1].log() - statistics[2] / statistics[1] if entropy else None
+    return 0.0 - loss, entropies, statistics
+
+
+def fill_statistics(
+    head: Head,
+    target: Tensor,
+    temperature: Tensor | None,
+    ignore_index: int,
+    statistics: Tensor,
+    loss: Tensor,
+    look: Callable[[slice, Tensor], None] | None = None,
+) -> None:
+    """Writes what ``cross_entropy_rows_`` has to tell of the head's rows; ``look`` sees each chunk's logits."""
     for rows, logits in head.chunks():
         more = {"statistics": statistics[:, rows], "ignore_index": ignore_index}
         if temperature is not None:
             more["temperature"] = temperature[rows]
         cross_entropy_rows.op(logits, target[rows], None, None, loss[rows], None, **more)
+        if look is not None:
+            look(rows, logits)
         del logits
-    entropies = statistics[1].log() - statistics[2] / statistics[1] if entropy else None
-    return 0.0 - loss, entropies, statistics
 
 
 def _composed(x, weight, target, bias, temperature, ignore_index, entropy, dtype) -> tuple[Tensor, Tensor | None]:
@@ -136,7 +163,18 @@ def _linear_log_probs(
     batch_invariant=0,
 ):
     dtype = working_dtype(_OP, compute_dtype, input=input, linear_weight=linear_weight)
-    _check(input, linear_weight, target, linear_bias, temperature, shadow, dtype, compute_dtype is not None, chunk_size)
+    check_call(
+        _OP,
+        input,
+        linear_weight,
+        target,
+        linear_bias,
+        temperature,
+        shadow,
+        dtype,
+        compute_dtype is not None,
+        chunk_size,
+    )
     x, y, classes = flat(input), target.reshape(-1).to(torch.int64), linear_weight.shape[0]
     if temperature is not None:
         temperature = temperature.detach().to(_result_dtype(dtype)).expand(target.shape).reshape(-1)
@@ -158,34 +196,34 @@ def _linear_log_probs(
     return tuple(None if result is None else reshaped(result, target.shape) for result in results)
 
 
-def _check(input, linear_weight, target, linear_bias, temperature, shadow, dtype, autocast, chunk_size) -> None:
+def check_call(op, input, linear_weight, target, linear_bias, temperature, shadow, dtype, autocast, chunk_size) -> None:
     if input.ndim == 0 or linear_weight.ndim != 2 or input.shape[-1] != linear_weight.shape[1]:
         raise ValueError(
-            f"{_OP}: input has shape {list(input.shape)} and linear_weight {list(linear_weight.shape)}; accepted: "
+            f"{op}: input has shape {list(input.shape)} and linear_weight {list(linear_weight.shape)}; accepted: "
             "[..., in_features] and [classes, in_features]"
         )
-    check_tensor(_OP, "target", target, (torch.int64, torch.uint8))
-    _loss.check_target(_OP, target, (*input.shape[:-1], linear_weight.shape[0]), input.ndim - 1, None, -100)
-    check_bias(_OP, linear_bias, linear_weight.shape[0], dtype, autocast, "linear_bias")
+    check_tensor(op, "target", target, (torch.int64, torch.uint8))
+    _loss.check_target(op, target, (*input.shape[:-1], linear_weight.shape[0]), input.ndim - 1, None, -100)
+    check_bias(op, linear_bias, linear_weight.shape[0], dtype, autocast, "linear_bias")
     if temperature is not None:
-        check_tensor(_OP, "temperature", temperature, FLOATS)
+        check_tensor(op, "temperature", temperature, FLOATS)
         if temperature.shape not in ((), target.shape):
             raise ValueError(
-                f"{_OP}: temperature has shape {list(temperature.shape)}; accepted: {_TEMPERATURE} {list(target.shape)}"
+                f"{op}: temperature has shape {list(temperature.shape)}; accepted: {_TEMPERATURE} {list(target.shape)}"
             )
         if needs_gradient(temperature):
-            raise ValueError(f"{_OP}: temperature requires a gradient, and has none; accepted: temperature.detach()")
-    check_shadow(_OP, "shadow", shadow, linear_weight, dtype)
+            raise ValueError(f"{op}: temperature requires a gradient, and has none; accepted: temperature.detach()")
+    check_shadow(op, "shadow", shadow, linear_weight, dtype)
     if chunk_size is not None:
-        check_count(_OP, "chunk_size", chunk_size, 1)
+        check_count(op, "chunk_size", chunk_size, 1)
     tensors = {"linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
-    check_same_device(_OP, input=input, **tensors, temperature=temperature, shadow=shadow)
+    check_same_device(op, input=input, **tensors, temperature=temperature, shadow=shadow)
 
 
 _TEMPERATURE = "a finite number above 0, or a tensor of such, of no dimension or of the target's shape,"
 
 
-def _temperature_of(temperature: float | Tensor, target: Tensor, like: Tensor) -> Tensor | None:
+def temperature_of(op: str, temperature: float | Tensor, target: Tensor, like: Tensor) -> Tensor | None:
     """A temperature as the op takes it: ``None`` for 1."""
     if isinstance(temperature, Tensor):
         return temperature
@@ -195,7 +233,7 @@ def _temperature_of(temperature: float | Tensor, target: Tensor, like: Tensor) -
     except TypeError:
         valid, error = False, TypeError
     if not valid:
-        raise error(f"{_OP}: temperature is {temperature!r}; accepted: {_TEMPERATURE} {list(target.shape)}")
+        raise error(f"{op}: temperature is {temperature!r}; accepted: {_TEMPERATURE} {list(target.shape)}")
     return (
         None if temperature == 1 else torch.full((), temperature, dtype=_result_dtype(like.dtype), device=like.device)
     )
@@ -311,7 +349,7 @@ def linear_log_probs(
     check_tensors(_OP, optional=True, linear_bias=linear_bias)
     if not isinstance(entropy, bool):
         raise TypeError(f"{_OP}: entropy is {entropy!r}; accepted: True, False")
-    temperature = _temperature_of(temperature, target, input)
+    temperature = temperature_of(_OP, temperature, target, input)
     args = input, linear_weight, target, linear_bias, temperature
     options = {
         "entropy": entropy,
