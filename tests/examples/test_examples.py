@@ -20,6 +20,7 @@ NEEDS = {
     "resnet_cifar": "torchvision",
     "lightning_module": "lightning",
     "accelerate_loop": "accelerate",
+    "rl_trl": "trl",
 }
 EXPECTED = re.compile(r"Expected on a CPU: (?:loss|distance) (\d+\.\d+) -> (\d+\.\d+),\s+in \d+ seconds")
 LAST_LINE = re.compile(r"(?:loss|distance) (\d+\.\d+) -> (\d+\.\d+)")
