@@ -38,7 +38,7 @@ class BackendUnavailable(RuntimeError):
         ...         ak.matmul(a, a)
         ... except ak.BackendUnavailable as error:
         ...     print(str(error).partition(". ")[0])
-        amp_kernels.matmul (op gemm): backend 'cuda' was asked for, but cpu cannot use it: the tensors are on cpu
+        gemm: backend 'cuda' was asked for, but cpu cannot use it: the tensors are on cpu
     """
 
 
