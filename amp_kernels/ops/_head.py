@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from .. import _functional as F
-from .._checks.lists import HALF_DTYPES
-from .._checks.operands import readable_bias
+from .._checks.lists import HALF_DTYPES, check_count
+from .._checks.operands import check_bias, readable_bias
 from .._raw.column_sums import column_sums
 from .._raw.gemm import gemm_accumulate_op
 from .._raw.unit_sums import UNIT
 from . import _loss, _main_grad
-from ._products import gemm, gemm_options
+from ._autograd import needs_gradient
+from ._products import check_blocks, gemm, gemm_options
+from .linear import check_shadow
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -122,6 +124,20 @@ class _Sums:
         return self.sums.zero_() if self.fresh else self.sums
 
 
+def check_head(
+    op: str, input, linear_weight, linear_bias, shadow, dtype, autocast: bool, chunk_size: int | None
+) -> None:
+    if input.ndim == 0 or linear_weight.ndim != 2 or input.shape[-1] != linear_weight.shape[1]:
+        raise ValueError(
+            f"{op}: input has shape {list(input.shape)} and linear_weight {list(linear_weight.shape)}; accepted: "
+            "[..., in_features] and [classes, in_features]"
+        )
+    check_bias(op, linear_bias, linear_weight.shape[0], dtype, autocast, "linear_bias")
+    check_shadow(op, "shadow", shadow, linear_weight, dtype)
+    if chunk_size is not None:
+        check_count(op, "chunk_size", chunk_size, 1)
+
+
 def plain_logits(
     x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, logits_dtype: torch.dtype
 ) -> Tensor:
@@ -160,6 +176,21 @@ def default_chunk(
     if device_type == "cpu" and dtype in HALF_DTYPES and logits_dtype == torch.float32:
         chunk = min(chunk, max(128, 2**23 // classes))
     return -(-chunk // UNIT) * UNIT if blocks else chunk
+
+
+def chunk_and_blocks(
+    op: str,
+    x: Tensor,
+    weight: Tensor,
+    dtype: torch.dtype,
+    batch_invariant: int,
+    chunk_size: int | None,
+    logits_dtype: torch.dtype | None,
+) -> tuple[int, int]:
+    """Those of :class:`Head`, for a ``chunk_size`` that may be ``None``; raises if a sum cannot be cut into the blocks."""
+    blocks, classes = batch_invariant if dtype in HALF_DTYPES else 0, weight.shape[0]
+    check_blocks(op, blocks, in_features=x.shape[1], **({"classes": classes} if needs_gradient(x) else {}))
+    return chunk_size or default_chunk(x.shape[0], dtype, x.device.type, blocks, classes, logits_dtype), blocks
 
 
 def fp16_scale(size: Tensor, ignored: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .._checks.lists import FLOATS, HALF_DTYPES, check_count
-from .._checks.operands import check_bias, check_same_device, check_tensors
+from .._checks.lists import FLOATS, HALF_DTYPES
+from .._checks.operands import check_same_device, check_tensors
 from .._dispatch import autocast
 from .._dispatch.batch_invariant import k_blocks
 from .._dispatch.library import Sample, define
@@ -28,12 +28,11 @@ from .._raw import cross_entropy_rows
 from .._sharding.dtensor import refuse_dtensors
 from . import _loss, _main_grad
 from ._autograd import needs_gradient, under_transform
-from ._head import Gradients, Head, default_chunk, finished, fp16_scale, ignored_rows, plain_logits
+from ._head import Gradients, Head, check_head, chunk_and_blocks, finished, fp16_scale, ignored_rows, plain_logits
 from ._linear import gradient_dtype
-from ._products import check_blocks, working_dtype
+from ._products import working_dtype
 from ._shadows import fresh_shadow, with_shadow
 from ._tensors import cast, flat, reshaped
-from .linear import check_shadow
 
 FP16_SCALE = 2.0**10  # of gradients of at most 1: 33 times as much, which a z-loss may make of them, is in range
 MOST_Z_LOSS = 2.0**-12
@@ -165,11 +164,7 @@ def _linear_cross_entropy(
         else:
             y = y if not soft or y.stride(1) == 1 or y.shape[1] == 1 else y.contiguous()
             weight = None if weight is None else weight.float().contiguous()
-            blocks = batch_invariant if dtype in HALF_DTYPES else 0
-            classes = {"classes": linear_weight.shape[0]} if needs_gradient(x) else {}
-            check_blocks(op, blocks, in_features=x.shape[1], **classes)
-            rows, classes = x.shape[0], linear_weight.shape[0]
-            chunk = chunk_size or default_chunk(rows, dtype, x.device.type, blocks, classes, logits_dtype)
+            chunk, blocks = chunk_and_blocks(op, x, linear_weight, dtype, batch_invariant, chunk_size, logits_dtype)
             inputs = (x, linear_weight, linear_bias)
             if needs_gradient(*inputs):
                 arguments = *inputs, y, weight, shadow, reduction, options, dtype, logits_dtype, chunk, blocks
@@ -186,25 +181,10 @@ def _check(
     input, linear_weight, target, linear_bias, weight, shadow, dtype, autocast, ignore_index, chunk_size
 ) -> None:
     op = "linear_cross_entropy"
-    if input.ndim == 0 or linear_weight.ndim != 2 or input.shape[-1] != linear_weight.shape[1]:
-        raise ValueError(
-            f"{op}: input has shape {list(input.shape)} and linear_weight {list(linear_weight.shape)}; accepted: "
-            "[..., in_features] and [classes, in_features]"
-        )
+    check_head(op, input, linear_weight, linear_bias, shadow, dtype, autocast, chunk_size)
     _loss.check_target(op, target, (*input.shape[:-1], linear_weight.shape[0]), input.ndim - 1, weight, ignore_index)
-    check_bias(op, linear_bias, linear_weight.shape[0], dtype, autocast, "linear_bias")
-    check_shadow(op, "shadow", shadow, linear_weight, dtype)
-    if chunk_size is not None:
-        check_count(op, "chunk_size", chunk_size, 1)
-    check_same_device(
-        op,
-        input=input,
-        linear_weight=linear_weight,
-        target=target,
-        linear_bias=linear_bias,
-        weight=weight,
-        shadow=shadow,
-    )
+    tensors = {"linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
+    check_same_device(op, input=input, **tensors, weight=weight, shadow=shadow)
 
 
 def samples(device: str) -> Iterator[Sample]:

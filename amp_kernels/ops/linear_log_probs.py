@@ -20,8 +20,8 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from .._checks.lists import FLOATS, HALF_DTYPES, check_count
-from .._checks.operands import check_bias, check_same_device, check_tensor, check_tensors
+from .._checks.lists import FLOATS, HALF_DTYPES
+from .._checks.operands import check_same_device, check_tensor, check_tensors
 from .._dispatch import autocast
 from .._dispatch.batch_invariant import k_blocks
 from .._dispatch.library import Sample, define
@@ -30,12 +30,11 @@ from .._raw import cross_entropy_rows
 from .._sharding.dtensor import refuse_dtensors
 from . import _loss, _main_grad
 from ._autograd import needs_gradient, under_transform
-from ._head import Gradients, Head, default_chunk, finished, fp16_scale, plain_logits
+from ._head import Gradients, Head, check_head, chunk_and_blocks, finished, fp16_scale, plain_logits
 from ._linear import gradient_dtype
-from ._products import check_blocks, working_dtype
+from ._products import working_dtype
 from ._shadows import fresh_shadow, with_shadow
 from ._tensors import cast, flat, reshaped
-from .linear import check_shadow
 
 _OP = "linear_log_probs"
 _MOST_OF_ENTROPY = 16.0  # |p (log p + H)| is at most 3.0 at 152,064 classes, and grows with their logarithm
@@ -183,9 +182,7 @@ def _linear_log_probs(
             bias = linear_bias
             results = _composed(x, linear_weight, y, bias, temperature, ignore_index, entropy, dtype)
         else:
-            blocks = batch_invariant if dtype in HALF_DTYPES else 0
-            check_blocks(_OP, blocks, in_features=x.shape[1], **({"classes": classes} if needs_gradient(x) else {}))
-            chunk = chunk_size or default_chunk(x.shape[0], dtype, x.device.type, blocks, classes, torch.float32)
+            chunk, blocks = chunk_and_blocks(_OP, x, linear_weight, dtype, batch_invariant, chunk_size, torch.float32)
             if needs_gradient(x, linear_weight, linear_bias):
                 arguments = x, linear_weight, linear_bias, y, temperature, shadow, ignore_index, entropy
                 results = autocast.apply(_LinearLogProbs, *arguments, dtype, chunk, blocks)
@@ -197,14 +194,9 @@ def _linear_log_probs(
 
 
 def check_call(op, input, linear_weight, target, linear_bias, temperature, shadow, dtype, autocast, chunk_size) -> None:
-    if input.ndim == 0 or linear_weight.ndim != 2 or input.shape[-1] != linear_weight.shape[1]:
-        raise ValueError(
-            f"{op}: input has shape {list(input.shape)} and linear_weight {list(linear_weight.shape)}; accepted: "
-            "[..., in_features] and [classes, in_features]"
-        )
+    check_head(op, input, linear_weight, linear_bias, shadow, dtype, autocast, chunk_size)
     check_tensor(op, "target", target, (torch.int64, torch.uint8))
     _loss.check_target(op, target, (*input.shape[:-1], linear_weight.shape[0]), input.ndim - 1, None, -100)
-    check_bias(op, linear_bias, linear_weight.shape[0], dtype, autocast, "linear_bias")
     if temperature is not None:
         check_tensor(op, "temperature", temperature, FLOATS)
         if temperature.shape not in ((), target.shape):
@@ -213,9 +205,6 @@ def check_call(op, input, linear_weight, target, linear_bias, temperature, shado
             )
         if needs_gradient(temperature):
             raise ValueError(f"{op}: temperature requires a gradient, and has none; accepted: temperature.detach()")
-    check_shadow(op, "shadow", shadow, linear_weight, dtype)
-    if chunk_size is not None:
-        check_count(op, "chunk_size", chunk_size, 1)
     tensors = {"linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
     check_same_device(op, input=input, **tensors, temperature=temperature, shadow=shadow)
 

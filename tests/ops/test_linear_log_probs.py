@@ -106,6 +106,21 @@ def test_vocabularies(classes, dtype):
     check_against_float64(args, (torch.ones(rows), torch.ones(rows)), 0.9)
 
 
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("capability", ["8.0", "9.0"])
+def test_the_cuda_kernels(dtype, capability, monkeypatch):
+    """On the emulator, whose tensor cores align and cut: at most 11 roundings in 16 features, one of them twice as large."""
+    monkeypatch.setenv("AMP_KERNELS_EMULATE_CAPABILITY", capability)
+    monkeypatch.setenv("AMP_KERNELS_EMULATE_TRUNCATE", "1")
+    with ak.backend("emulate"):
+        args = problem(features=64, dtype=dtype)
+        check_against_float64(args, (torch.ones(23), torch.linspace(1, -1, 23)), 0.7, chunk_size=9)
+        with torch.no_grad():
+            alone = ak.linear_log_probs(args[0], args[1], args[2], linear_bias=args[3], temperature=0.7, chunk_size=9)
+        both = log_probs_of(*args, temperature=0.7, chunk_size=9)[0]
+        assert torch.equal(alone, both)
+
+
 @pytest.mark.parametrize("which", [0, 1], ids=["log_probs", "entropy"])
 def test_each_result_has_a_gradient_of_its_own(which):
     """Silently none for the entropy in trl#6625."""
