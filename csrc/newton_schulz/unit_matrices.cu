@@ -75,9 +75,11 @@ scale_rows_kernel(AK_PARAM(UnitMatrices) call) {
     if (row >= call.out_rows) return;
     const int64_t begin = batch * call.batch_stride + row * call.row_stride;
     uint16_t* const out = call.out + (batch * call.out_rows + row) * call.out_columns;
+    const int left = row < call.rows ? call.columns : 0;
     with_row_dtype(call.type, [&]<class T>(T) {
-      for_each_element<T>(call, begin, row < call.rows ? call.columns : 0, call.out_columns, [&](int column, float x) {
-        if (column < call.out_columns) store(out + column, round_half(call.out_type, unit_element(x, factor)));
+      for_each_element<T>(call, begin, left, call.out_columns, [&](int column, float x) {
+        const float unit = column < left ? unit_element(x, factor) : 0.0f;  // also where the factor is NaN
+        if (column < call.out_columns) store(out + column, round_half(call.out_type, unit));
       });
     });
   }
