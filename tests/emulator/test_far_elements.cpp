@@ -167,7 +167,7 @@ void losses(Cases& cases) {
         p.grad = t.write("grad", kBrain, before * columns, columns);
         p.rows = before + 1, p.classes = columns;
         p.logits_stride = p.target_stride = p.grad_stride = columns, p.factor_stride = 1;
-        p.ignore_index = -100, p.terms = {1, 0, 0}, p.type = kBrain;
+        p.ignore_index = -100, p.terms = {1, 0, 0}, p.type = p.grad_type = kBrain;
         p.target_type = kHalf, p.soft = true;
         return cross_entropy_rows(p, nullptr);
       });

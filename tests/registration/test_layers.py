@@ -18,7 +18,7 @@ ROOMS = {
     "numerics": {"_checks", "_dispatch", "_raw", "_sharding", "amp", "optim"},
     "amp": {"_checks", "_dispatch", "_raw", "_sharding", "optim"},
     "optim": {"_checks", "_dispatch", "_raw", "_sharding", "_updates", "ops"},
-    "distributed": {"_checks", "_raw", "_sharding", "_updates", "ops"},
+    "distributed": {"_checks", "_dispatch", "_raw", "_sharding", "_updates", "ops"},
     "nn": {"_checks", "_dispatch", "_raw", "_sharding", "ops"},
     "ops": {"_checks", "_dispatch", "_raw", "_sharding"},
     "_triton": {"_checks", "_raw", "_updates"},
