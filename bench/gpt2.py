@@ -168,15 +168,17 @@ def measure(options: argparse.Namespace, config: GPT2Config, dtype: str) -> list
                 raise
             print(f"NOT TIMED: {dtype} {name}: {type(error).__name__}: {error}".splitlines()[0], flush=True)
     times: dict[str, list[float]] = {name: [] for name in steps}
+    clocks: dict[str, dict[str, float]] = {}
     for _ in range(options.rounds):
         for name, step in steps.items():
             times[name].append(seconds(step, options.steps, device))
+            clocks[name] = environment.clocks(device)  # now: the GPU slows down when it idles
     first = next(iter(steps), None)
     for row in rows:
         name = row["provider"]
         row["ms"] = statistics.median(times[name]) * 1e3
         row["ktok_per_s"] = tokens / row["ms"]
-        row |= environment.clocks(device)
+        row |= clocks[name]
         row["speedup"] = statistics.median(a / b for a, b in zip(times[first], times[name], strict=True))
         memory = f", peak {row['peak_gib']:.2f} GiB" if "peak_gib" in row else ""
         print(

@@ -119,10 +119,10 @@ def _first(
 ) -> list[Outcome]:
     module, options = command
     folder = results / "first" / name
-    folder.mkdir(parents=True, exist_ok=True)
     runner = [sys.executable, "-m", module, *shlex.split(options)]
     if module == "bench.run":
-        return bench(f"first/{name}", runner, seconds, folder, env)
+        return benchmark_in(folder, f"first/{name}", runner, seconds, resume, env)
+    folder.mkdir(parents=True, exist_ok=True)
     runner += ["--outcomes", results / "outcomes.jsonl"] if module == "pytest" else ["--out", folder]
     return [run(f"first/{name}", runner, seconds, folder / "log.txt", env)]
 
@@ -136,9 +136,11 @@ def benchmark(name: str, ops: tuple[str, ...], seconds: int, options: tuple[str,
     return Part(name, seconds, run)
 
 
-def benchmark_in(results: Path, name: str, command: list, seconds: float, resume: bool) -> list[Outcome]:
+def benchmark_in(
+    results: Path, name: str, command: list, seconds: float, resume: bool, env: dict[str, str] | None = None
+) -> list[Outcome]:
     results.mkdir(parents=True, exist_ok=True)
-    return bench(name, [*command, *["--resume"] * resume], seconds, results)
+    return bench(name, [*command, *["--resume"] * resume], seconds, results, env)
 
 
 def missing(names: tuple[str, ...]) -> list[str]:
@@ -164,11 +166,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="leave out what an earlier run of this commit finished")
     parser.add_argument("--check", action="store_true", help="say whether this can run here, and stop")
     options = parser.parse_args(argv)
-    names = [part.name for part in parts()]
     if options.part == "first":
         options.part = [part.name for part in first()]
     else:
-        options.part = common.names(parser, "--part", options.part, names)
+        options.part = common.names(parser, "--part", options.part, [part.name for part in parts()])
     return options
 
 

@@ -29,7 +29,7 @@ class Place:
         return text[: self.begin] + self.new + text[self.end :]
 
     def change(self, text: str) -> tuple[str, str, int]:
-        """What is taken out, what is put in, and where, without what both have in common: it tells whether two changes are the same."""
+        """The text taken out, the text put in, and where, without what both have in common: equal for two changes that are the same."""
         old, new, begin = text[self.begin : self.end], self.new, self.begin
         while old and new and old[0] == new[0]:
             old, new, begin = old[1:], new[1:], begin + 1

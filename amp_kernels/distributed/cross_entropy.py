@@ -71,16 +71,7 @@ def vocab_parallel_cross_entropy(
         >>> torch.distributed.destroy_process_group()
     """
     check_options(_OP, reduction, label_smoothing, z_loss)
-    if is_dtensor(logits):
-        logits, group, start, classes = ranks_of(_OP, "logits", logits, logits.ndim - 1)
-    else:
-        group = group or dist.group.WORLD
-        if group is None:
-            raise ValueError(
-                f"{_OP}: group is None without an initialised process group; accepted: a process group, or None after "
-                "torch.distributed.init_process_group"
-            )
-        start, classes = group.rank() * logits.shape[-1], group.size() * logits.shape[-1]
+    logits, group, start, classes = piece_of(_OP, "logits", logits, logits.ndim - 1, group)
     target = local(target)
     check_tensor(_OP, "logits", logits, KERNEL_DTYPES)
     check_tensor(_OP, "target", target, (torch.int64,))
@@ -96,9 +87,20 @@ def vocab_parallel_cross_entropy(
     return loss.view(target.shape) if reduction == "none" else loss
 
 
-def ranks_of(op: str, name: str, tensor: Any, dim: int) -> tuple[Tensor, dist.ProcessGroup, int, int]:
-    """This rank's piece of a DTensor whose dimension ``dim`` has the classes, the ranks with the others, this rank's first class,
-    and the number of classes."""
+def piece_of(
+    op: str, name: str, tensor: Any, dim: int, group: dist.ProcessGroup | None
+) -> tuple[Tensor, dist.ProcessGroup, int, int]:
+    """This rank's piece of a tensor whose dimension ``dim`` has the classes, the ranks with the others, this rank's first class, and the
+    number of classes. A plain tensor is the piece, one of equal ones over the ``group``."""
+    if not is_dtensor(tensor):
+        group = group or dist.group.WORLD
+        if group is None:
+            raise ValueError(
+                f"{op}: group is None without an initialised process group; accepted: a process group, or None after "
+                "torch.distributed.init_process_group"
+            )
+        each = tensor.shape[dim] if tensor.ndim else 0
+        return tensor, group, group.rank() * each, group.size() * each
     over = [place for place, placed in enumerate(tensor.placements) if placed.is_shard(dim)]
     if len(over) != 1 or any(placed.is_partial() for placed in tensor.placements):
         raise ValueError(

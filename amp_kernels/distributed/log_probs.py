@@ -17,13 +17,13 @@ from torch import Tensor
 from .._dispatch import autocast
 from .._sharding.local import is_dtensor, local
 from ..ops import _main_grad
-from ..ops._head import Head, default_chunk
+from ..ops._head import Head, chunk_and_blocks
 from ..ops._linear import gradient_dtype
 from ..ops._loss import once
 from ..ops._products import working_dtype
 from ..ops._tensors import cast, flat, reshaped
 from ..ops.linear_log_probs import check_call, fill_statistics, gradients_of, temperature_of
-from .cross_entropy import ranks_of
+from .cross_entropy import piece_of
 
 _OP = "vocab_parallel_log_probs"
 _IGNORED = -1  # ignore_index of the raw op
@@ -97,18 +97,9 @@ def vocab_parallel_log_probs(
         >>> log_probs.sum().backward()
         >>> torch.distributed.destroy_process_group()
     """
-    if is_dtensor(linear_weight):
-        weight, group, start, classes = ranks_of(_OP, "linear_weight", linear_weight, 0)
-        linear_bias = linear_bias.to_local() if is_dtensor(linear_bias) else linear_bias
-    else:
-        group = group or dist.group.WORLD
-        if group is None:
-            raise ValueError(
-                f"{_OP}: group is None without an initialised process group; accepted: a process group, or None after "
-                "torch.distributed.init_process_group"
-            )
-        weight, start = linear_weight, group.rank() * linear_weight.shape[0]
-        classes = group.size() * linear_weight.shape[0]
+    weight, group, start, classes = piece_of(_OP, "linear_weight", linear_weight, 0, group)
+    if is_dtensor(linear_weight) and is_dtensor(linear_bias):
+        linear_bias = linear_bias.to_local()
     input, target = local(input), local(target)
     compute = autocast.dtype_on(input.device.type)
     dtype = working_dtype(_OP, compute, input=input, linear_weight=weight)
@@ -118,7 +109,7 @@ def vocab_parallel_log_probs(
     check_call(_OP, input, weight, target, linear_bias, divisor, None, dtype, compute is not None, chunk_size)
     divisor = None if divisor is None else divisor.detach().float().expand(target.shape).reshape(-1)
     x, y = flat(input), target.reshape(-1).to(torch.int64)
-    chunk = chunk_size or default_chunk(x.shape[0], dtype, x.device.type, 0, weight.shape[0], torch.float32)
+    chunk, _ = chunk_and_blocks(_OP, x, weight, dtype, 0, chunk_size, torch.float32)
     with torch.autocast(x.device.type, enabled=False):
         arguments = x, weight, linear_bias, y, divisor, group, (start, classes), ignore_index, dtype, chunk
         log_probs, entropies = (reshaped(t, target.shape) for t in _VocabParallel.apply(*arguments))

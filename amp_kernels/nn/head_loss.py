@@ -82,7 +82,7 @@ class _Loss:
 
 
 class Question:
-    """What :func:`amp_kernels.nn.token_log_probs` asks of the head; ``answer``: log-probabilities and entropies."""
+    """A call of :func:`amp_kernels.nn.token_log_probs` to the head; ``answer``: log-probabilities and entropies."""
 
     answer: tuple[Tensor, Tensor] | None = None
 

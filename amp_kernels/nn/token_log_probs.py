@@ -46,8 +46,7 @@ def token_log_probs(
     """Log-probabilities of the tokens of ``input_ids``, each given those in front of it, by :func:`amp_kernels.linear_log_probs`.
 
     The model is a causal language model of transformers after ``ak.convert(model, fuse_loss=True)``, in training or evaluation mode,
-    alone or inside of wrappers that call it (DistributedDataParallel, ``fully_shard``, PEFT). Its own forward runs, but its head
-    returns its input, so the logits never exist.
+    alone or inside of modules that call it. Its own forward runs, but its head returns its input, so the logits never exist.
 
     Args:
         model: the converted model.

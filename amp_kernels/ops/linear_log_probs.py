@@ -95,7 +95,7 @@ def gradients_of(
     gradients = head.gradients(ctx, ignored, x_dtype, make)
     if reduce is not None and gradients[0] is not None:
         reduce(gradients[0])
-    return gradients if blocks and reduce is None else finished(ctx, gradients, unscale)
+    return gradients if blocks else finished(ctx, gradients, unscale)
 
 
 def _forward(

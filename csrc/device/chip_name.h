@@ -1,4 +1,4 @@
-// What the name of a GPU tells and its compute capability does not. No CUDA header: the module for planners asks, too.
+// Facts that the name of a GPU tells and its compute capability does not. No CUDA header: planners include it, too.
 #pragma once
 #include <string_view>
 

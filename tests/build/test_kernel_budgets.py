@@ -211,7 +211,7 @@ def test_global_memory_is_read_16_bytes_at_a_time(sass, kernel):
 
 @pytest.mark.parametrize("kernel", [name for name, budget in BUDGETS.items() if budget.in_flight])
 def test_bytes_in_flight(sass, kernel):
-    """Of the instances with wide loads, where there are any: the others serve what is not aligned."""
+    """Instances with wide loads count, where there are any: the others serve what is not aligned."""
     codes = [code for code in sass if code.kernel == kernel]
     wide = [code for code in codes if any(map(WIDE_LOAD.match, code.opcodes))]
     for code in wide or codes:

@@ -1,4 +1,4 @@
-"""What the training benchmark on ranks counts, and its options."""
+"""The counts of the training benchmark on ranks, and its options."""
 
 import pytest
 import torch

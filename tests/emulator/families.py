@@ -90,7 +90,7 @@ def sources(family: str) -> list[str]:
 
 @cache
 def included(name: str) -> frozenset[str]:
-    """What a source includes, itself too, by the names of the include lines."""
+    """The files that a source includes, itself too, by the names of the include lines."""
     path = next((folder / name for folder in FOLDERS if (folder / name).exists()), None)
     found = re.findall(r'^#include "([^"]+)"', path.read_text(), re.MULTILINE) if path else []
     return frozenset({name}.union(*map(included, found)))

@@ -152,7 +152,7 @@ def plant(mutant: Mutant, folder: Path) -> Path:
 
 
 def try_mutant(mutant: Mutant | None, tests: list[str]) -> tuple[str, str]:
-    """What the first test says that notices the bug, or the last. The pytest files of a folder are one test."""
+    """The outcome of the first test that notices the bug, or of the last. The pytest files of a folder are one test."""
     rooms: dict[str, list[str]] = {}
     for test in tests:
         rooms.setdefault(test.split("/")[0] if test.endswith(".py") else test, []).append(test)
@@ -187,7 +187,7 @@ def check_texts() -> None:
 
 
 class Report:
-    """What became of the bugs, told as it comes."""
+    """The outcomes of the bugs, printed as they come."""
 
     def __init__(self):
         self.caught, self.total, self.faults = Counter(), Counter(), []

@@ -305,7 +305,7 @@ void check_pieces(Cases& cases, const std::string& name) {
                     {.classes = 901, .offset = 1, .target = -100, .holes = true});
 }
 
-// What fp32 logits have more.
+// Options of fp32 logits alone.
 template <class Grad>
 void check_more(Cases& cases, const std::string& name) {
   for (const int shared : {232448, 3200}) {

@@ -76,8 +76,8 @@ def saved(block) -> float:
     return sum(nbytes for nbytes, _ in found.values()) / (2 * TOKENS * WIDTH)
 
 
-# Of torch, of the converted block, and of one that makes its activations again. An FP32 stream counts twice; statistics of rows are the
-# fractions.
+# Values of torch, of the converted block, and of one that makes its activations again. An FP32 stream counts twice; statistics of rows
+# are the fractions.
 SAVED = {"gpt2": (18.375, 18.375, 14.375), "llama": (27.25, 22.25, 22.25)}
 
 

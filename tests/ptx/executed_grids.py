@@ -78,7 +78,7 @@ CALLS = {
         for options in ({}, {"state_dtype": "8bit"}, {"ema_decay": 0.99})
     },
 }  # fmt: skip
-# Of one block a tensor or a row, or of work that the sizes here do not fill.
+# Kernels of one block a tensor or a row, or of work that the sizes here do not fill.
 NOT_PERSISTENT = {
     "per_tensor_finish_kernel", "update_prepare_kernel", "lamb_rates_kernel", "gemm_column_sums_kernel", "row_squares_kernel",
     "scale_rows_kernel", "norm_forward_kernel",

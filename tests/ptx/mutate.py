@@ -40,7 +40,7 @@ def texts_of(family: Family, sources) -> list[str]:
 
 
 def drawn_changes(family: Family, sources) -> list[Change]:
-    """What the operators make of a family's kernels, in the order in which it is tried."""
+    """The changes that the operators make of a family's kernels, in the order in which they are tried."""
     found = changes(texts_of(family, sources))
     random.Random(int(os.environ.get("DRAW", 0))).shuffle(found)
     return found

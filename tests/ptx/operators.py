@@ -67,7 +67,7 @@ class Change:
 
 
 def changes(texts: Iterable[str]) -> list[Change]:
-    """What the operators make of the instructions of some kernels: of each opcode an example tells which of them do."""
+    """The changes that the operators make of the instructions of some kernels: an example of each opcode tells which of them do."""
     examples = opcodes(texts)
     found = [Change(opcode, *operator) for opcode in sorted(examples) for operator in OPERATORS]
     return [
