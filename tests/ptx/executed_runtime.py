@@ -11,6 +11,9 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels import _host
+from amp_kernels._raw.check_and_norm import check_and_norm
+from amp_kernels._raw.exponent_histogram import exponent_histogram
+from amp_kernels._raw.unscale import unscale_
 
 from ..ops import raw
 from .build import ROOT
@@ -82,7 +85,7 @@ def test_a_graph_replays_with_what_memory_holds_then():
     graph = torch.cuda.CUDAGraph()
     it.launched.clear()
     with torch.cuda.graph(graph):
-        norm, found = ak._raw.check_and_norm.check_and_norm(grads, scale)
+        norm, found = check_and_norm(grads, scale)
     assert not it.launched, "a captured launch has run"
     for round_ in range(3):
         new = [torch.randn(g.shape).to(g.dtype) for g in grads]
@@ -91,7 +94,7 @@ def test_a_graph_replays_with_what_memory_holds_then():
         for g, value in zip(grads, new, strict=True):
             g.copy_(value)
         graph.replay()
-        want = ak._raw.check_and_norm.check_and_norm(new, torch.tensor(4.0))
+        want = check_and_norm(new, torch.tensor(4.0))
         torch.testing.assert_close(norm.cpu(), want[0], rtol=1e-6, atol=0, equal_nan=True)
         assert found.cpu().item() == want[1].item() == float(round_ == 1)
     assert len(it.launched) == 3
@@ -212,12 +215,12 @@ def test_a_kernel_does_not_overlap_the_memset_in_front_of_it():
     with torch.cuda.graph(graph):
         for op in (
             lambda: raw.gemm_accumulate_(c, a, b),
-            lambda: ak._raw.check_and_norm([a]),
-            lambda: ak._raw.exponent_histogram([a]),
+            lambda: check_and_norm([a]),
+            lambda: exponent_histogram([a]),
         ):
             op()
             assert not it.prepared[-1].may_overlap
-            ak._raw.unscale_([a], None, c[0, 0])
+            unscale_([a], c[0, 1], c[0, 0])
             assert it.prepared[-1].may_overlap
 
 
@@ -264,14 +267,14 @@ MANY_STREAMS = """
 from tests.ptx.preloaded import machine, set_chip
 machine()
 import torch
-from tests.ptx.executed_runtime import ak, external_stream
+from tests.ptx.executed_runtime import check_and_norm, external_stream
 it, grads = set_chip(90, 2), [torch.ones(3).cuda()]
 it.seed = 0
 streams = [external_stream(it) for _ in range(257)]
 for stream in [*streams, streams[0], streams[-1]]:
     before = it.calls("cudaMemsetAsync")
     with torch.cuda.stream(stream):
-        assert ak._raw.check_and_norm.check_and_norm(grads, None)[0].cpu().item() == 3.0
+        assert check_and_norm(grads, None)[0].cpu().item() == 3.0
     print(it.calls("cudaMemsetAsync") - before)
 """
 
@@ -291,7 +294,7 @@ def test_work_follows_the_stream_that_is_current():
     grads = [torch.randn(100).cuda()]
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        norm, _ = ak._raw.check_and_norm.check_and_norm(grads, None)
+        norm, _ = check_and_norm(grads, None)
         event = stream.record_event()
     torch.cuda.current_stream().wait_event(event)
     torch.testing.assert_close(norm.cpu(), grads[0].cpu().double().square().sum().float(), rtol=1e-6, atol=0)
@@ -303,7 +306,7 @@ def test_a_list_longer_than_a_launch():
     it.seed = 0
     values = [torch.full((3,), float(i % 7)) for i in range(1600)]
     it.launched.clear()
-    norm, found = ak._raw.check_and_norm.check_and_norm([v.cuda() for v in values], None)
+    norm, found = check_and_norm([v.cuda() for v in values], None)
     assert len(it.launched) == 2
     assert norm.cpu().item() == sum(3.0 * (i % 7) ** 2 for i in range(1600))
     assert found.cpu().item() == 0
@@ -315,6 +318,6 @@ def test_an_error_of_a_kernel_says_what_was_wrong():
     it.rewrite = lambda name, text: re.sub(r"bar\.sync\s+0;", "bar.sync 0, 33;", text)
     try:
         with pytest.raises(RuntimeError, match=r"barrier 0 for 33 threads.*bar\.sync 0, 33"):
-            ak._raw.check_and_norm.check_and_norm([torch.ones(10).cuda()], None)
+            check_and_norm([torch.ones(10).cuda()], None)
     finally:
         it.rewrite = None
