@@ -42,7 +42,7 @@ def _reference(call):
         n = call.x.float() if call.mean is None else call.x.float() - call.mean[:, None]
         values = values * (n * call.rstd[:, None])
     rows, columns = values.shape
-    whole = values[: rows // UNIT * UNIT].reshape(-1, UNIT, columns)
+    whole = values[: rows // UNIT * UNIT].reshape(rows // UNIT, UNIT, columns)
     units = whole.new_zeros(whole.shape[0], columns)
     for row in whole.unbind(1):
         units += row

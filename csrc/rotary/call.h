@@ -1,12 +1,16 @@
-// The calls of rotary embedding of queries and keys, optionally after an RMS norm of each head, and of its gradient.
+// Rotary embedding of queries and keys, optionally after an RMS norm of each head: its calls and the formula. Each pair
+// of elements of a head turns by an angle that depends on the token's position. J. Su et al., "RoFormer: Enhanced
+// transformer with rotary position embedding", arXiv:2104.09864.
 #pragma once
 #include <cstdint>
 
 #include "base/dtype.h"
 #include "device/status.h"
-#include "rotary/formula.h"
+#include "norm/formula.h"
 
 namespace ak {
+
+inline constexpr int kMaxHeadWidth = 256;
 
 /// A tensor [batch, tokens, heads, width] whose columns are contiguous. The stride of a dimension of size 1 is 0.
 struct HeadRows {
@@ -49,5 +53,21 @@ Status rotary_forward(const Rotary& call, Stream stream);
 int64_t rotary_backward_slots(int64_t rows, int width);
 /// The bits of the weights' gradients depend on values, types, shape, alignments and the device alone.
 Status rotary_backward(const Rotary& call, Stream stream);
+
+// ---- formula
+
+// Signed sines of a pair: both elements then have one formula. The gradient turns by the transposed matrix. Cosine and
+// sine are given per element, so that they may differ within a pair.
+struct PairSines {
+  float first, second;
+};
+AK_HD PairSines pair_sines(float first, float second, bool transposed) {
+  return transposed ? PairSines{second, -first} : PairSines{-first, second};
+}
+
+// An element of a pair, whose other one is `other`.
+AK_HD float turned(float x, float other, float cos, float signed_sin) { return fma(other, signed_sin, x * cos); }
+
+AK_HD float normed(float x, float rstd, float weight) { return normalized(x, 0.0f, rstd) * weight; }
 
 }  // namespace ak

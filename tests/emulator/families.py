@@ -9,30 +9,30 @@ CSRC = HERE.parents[1] / "csrc"
 FOLDERS = (CSRC, HERE.parents[1] / "tools", HERE, HERE.parents[1] / "tools/emulator/tests")
 
 # Sources, patterns under csrc/, and the tests that must notice a bug in them, the quickest first: programs of this folder, or pytest files
-# under tests/. A file that several patterns name belongs to the first family.
+# under tests/, with emulate/ in front those cases that run on the emulator. A file that several patterns name belongs to the first family.
 FAMILIES = {
-    "activation": ("activation/*.cu base/elementwise.cuh base/config.h", "test_activation_forward test_activation_backward"),
+    "activation": ("activation/*.cu base/elementwise.cuh", "emulate/ops/test_activation.py emulate/ops/test_activation_backward.py"),
     "activation_formula": ("activation/formula.h", "math/test_activation.py"),
-    "cast": ("cast/cast.cu", "test_cast"),
-    "column_sums": ("column_sums/*.cu* column_sums/call.h gemm/column_sums.cu", "test_column_sums"),
-    "embedding": ("embedding/accumulate.cu embedding/call.h", "test_embedding_accumulate"),
-    "routing": ("routing/rows.cu", "test_routing"),
-    "rotary": ("rotary/rotary.cu rotary/formula.h", "test_rotary"),
-    "unit_sums": ("unit_sums/unit_sums.cu unit_sums/call.h", "test_unit_sums"),
-    "unit_matrices": ("newton_schulz/unit_matrices.cu newton_schulz/formula.h", "test_unit_matrices"),
+    "cast": ("cast/cast.cu", "emulate/ops/test_cast.py"),
+    "column_sums": ("column_sums/*.cu* column_sums/call.h gemm/column_sums.cu", "emulate/ops/test_column_sums.py emulate/ops/test_activation_backward.py"),
+    "embedding": ("embedding/accumulate.cu embedding/call.h", "emulate/ops/test_embedding.py"),
+    "routing": ("routing/rows.cu", "emulate/ops/test_routing.py"),
+    "rotary": ("rotary/*.cu rotary/call.h rotary/glue.cpp", "emulate/ops/test_rotary.py"),
+    "unit_sums": ("unit_sums/unit_sums.cu unit_sums/call.h", "emulate/ops/test_unit_sums.py"),
+    "unit_matrices": ("newton_schulz/unit_matrices.cu newton_schulz/formula.h", "emulate/ops/test_unit_matrices.py"),
     "norm": ("norm/*.cu norm/formula.h base/row.cuh", "test_norm"),
     "row_ring": ("base/row_ring.cuh", "test_norm test_cross_entropy_rows"),
     "loss": ("loss/*.cu* loss/formula.h loss/exponential.h", "test_cross_entropy_rows"),
     "lists": ("base/tensor_list.h device/tensor_list.cuh base/vector_walk.cuh gradients/list.h", "test_unscale test_check_and_norm test_adamw"),
     "gradients": ("gradients/unscale.cu gradients/check_and_norm.cu gradients/grad_norm.h", "test_unscale test_check_and_norm"),
-    "histogram": ("gradients/exponent*", "test_exponent_histogram"),
-    "scale": ("gradients/update_scale.cu gradients/loss_scale.h", "test_update_scale math/test_loss_scale.py"),
+    "histogram": ("gradients/exponent*", "emulate/ops/test_exponent_histogram.py"),
+    "scale": ("gradients/update_scale.cu gradients/loss_scale.h", "emulate/ops/test_update_scale.py math/test_loss_scale.py"),
     "update": ("update/step.cuh update/update.cuh update/arguments.cuh update/rule.h", "test_lion test_sgd test_muon test_adamw test_lamb"),
     "rules": ("update/rules/*.h update/ema.h", "math/test_update_rules.py"),
     "lamb": ("update/rules/lamb.cu", "test_lamb"),
     "moments8": ("update/*8.cuh update/codes.cuh update/normal_numbers.cuh base/philox.h", "test_lion test_adamw"),
     "rounding": (
-        "base/half.h base/rounding.h base/split_master.h base/block8.h",
+        "base/config.h base/half.h base/rounding.h base/split_master.h base/block8.h",
         "math/test_conversions.py math/test_split_master.py math/test_random_rounding.py math/test_block8.py",
     ),
     "device": ("device/block.cuh device/warp.cuh", "test_memory"),
@@ -50,7 +50,6 @@ FAMILIES = {
         "gemm/glue*.cpp gemm/glue_operand.h gemm/launch.h gemm/plan.h",
         "emulator/test_glue.py emulator/test_grouped_glue.py emulator/test_segmented_glue.py emulator/test_gemm_tuning.py",
     ),
-    "rotary_glue": ("rotary/glue.cpp", "emulator/test_rotary_glue.py"),
     "cpu_gradients": (
         "gradients/cpu_*.cpp",
         "ops/test_unscale.py ops/test_update_scale.py ops/test_exponent_histogram.py ops/test_check_and_norm.py",
@@ -81,11 +80,17 @@ def family_of(file: str) -> str | None:
     )
 
 
+# Files that only run where the processor has these instructions.
+NEEDS = {"update/cpu_plain8.h": "avx512bw"}
+INFO = Path("/proc/cpuinfo")
+
+
 @cache
 def sources(family: str) -> list[str]:
-    """The files of a family."""
+    """The files of a family that run here."""
     files = sorted(str(path.relative_to(CSRC)) for path in CSRC.rglob("*.*"))
-    return [file for file in files if family_of(file) == family]
+    here = INFO.read_text() if INFO.exists() else ""
+    return [file for file in files if family_of(file) == family and NEEDS.get(file, "") in here]
 
 
 @cache
@@ -103,4 +108,13 @@ def tests_of(file: str) -> list[str]:
 
 
 # Changes that no test can notice: the file, the line as the change leaves it, and why.
-CHANGE_NOTHING: dict[tuple[str, str], str] = {}
+CHANGE_NOTHING = {
+    ("cast/cast.cu", "constexpr int kLoads = std::[[min => max]]<int>(kCastBytesInFlight / (V * sizeof(From)), 8);"): "more loads of a thread in flight: the results are the same",
+    ("column_sums/column_sums.cu", "const bool aligned = vector_aligned(p.x) && [[p.pitch % kVec => kVec % p.pitch]] == 0 && p.columns % kVec == 0;"): "rows of one vector alone are read as vectors; the order of additions is the same",
+    ("gradients/exponent_histogram.cu", "[[if (thread_index() == 0) => if (true) ]]atomic_max(largest + position, most);"): "no thread has a larger one than the block",
+    ("activation/cpu.cpp", "std::max<int64_t>(4, 4 * kTile / std::[[max => min]]<int64_t>(1, width)); // rows that fit the L1 cache"): "other rows fit the cache: the results are the same",
+    ("base/cpu/column_sums.h", "const int64_t strip = std::max(kLeastRows, (rows + kStrips - 1) / kStrips), strips = (rows + strip[[ - 1 => ]]) / strip;"): "a strip without rows more, whose sums are 0",
+    ("base/cpu/column_sums.h", "const int64_t grain = std::[[max => min]]<int64_t>(1, kGrain / std::max<int64_t>(1, strip * width));"): "another share of a thread: the results are the same",
+    ("base/cpu/column_sums.h", "constexpr int64_t kStrips = [[64 => 64 / 2]], kLeastRows = 4, kGrain = 32768; // elements that are worth a thread"): "another order of additions, none of which is promised",
+    ("loss/cpu.cpp", "for (int64_t at = 0; at[[ < => <= ]]classes; at += kTile) {"): "a span without classes more, whose sums are 0",
+}  # fmt: skip

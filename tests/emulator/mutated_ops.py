@@ -17,8 +17,14 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# By the folder of the tests, what is built and how much it is optimised: the tests of CPU kernels have more to do.
-TARGETS = {"emulator": ("amp_kernels_emulated", "-O0"), "ops": ("amp_kernels_cpu", "-O1"), "math": ("_host", "-O1")}
+# By the folder of the tests, what is built and how much it is optimised: the tests of CPU kernels have more to do. "emulate/ops" are those
+# of ops on the emulator.
+TARGETS = {
+    "emulator": ("amp_kernels_emulated", "-O0"),
+    "emulate": ("amp_kernels_emulated", "-O0"),
+    "ops": ("amp_kernels_cpu", "-O1"),
+    "math": ("_host", "-O1"),
+}
 # An environment's own ninja counts, also where it was not activated.
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
@@ -75,23 +81,42 @@ def copy_package(library_name: str, folder: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", folder)
 
 
+def run(command: str) -> str:
+    """ "" or the compiler's message."""
+    step = subprocess.run(command, shell=True, cwd=build_folder(), capture_output=True, text=True)
+    errors = [line for line in step.stderr.splitlines() if "error" in line] or ["the compiler said nothing"]
+    return errors[0] if step.returncode else ""
+
+
+def compiling(target: str, output: str, optimisation: str, file: str, folder: Path, to: Path) -> str:
+    """The command that makes an object, with ``file`` from ``folder`` in place of csrc/ where it is there."""
+    command = commands(target)[output].replace(f"-I{ROOT / 'csrc'}", f"-I{folder} -I{ROOT / 'csrc'}")
+    if (folder / file).exists():
+        command = command.replace(str(ROOT / "csrc" / file), str(folder / file))
+    return re.sub(r" -M[FT] \S+| -MD", "", command.replace("-O3", optimisation)).replace(f" -o {output}", f" -o {to}")
+
+
 def build(target: str, optimisation: str, file: str | None, folder: Path) -> str:
     """Makes the library; ``file``, if any, is taken from ``folder`` in place of csrc/. "" or the compiler's message."""
     library = library_of(target)
     link = commands(target)[library].replace(f" -o {library}", f" -o {folder / 'amp_kernels' / library}")
     steps = []
     for i, output in enumerate(objects_of(target, file) if file else []):
-        command = commands(target)[output].replace(f"-I{ROOT / 'csrc'}", f"-I{folder} -I{ROOT / 'csrc'}")
-        command = command.replace(str(ROOT / "csrc" / file), str(folder / file)).replace("-O3", optimisation)
-        command = re.sub(r" -M[FT] \S+| -MD", "", command).replace(f" -o {output}", f" -o {folder / f'{i}.o'}")
+        steps.append(compiling(target, output, optimisation, file, folder, folder / f"{i}.o"))
         link = link.replace(f" {output} ", f" {folder / f'{i}.o'} ")
-        steps.append(command)
-    for command in (*steps, link):
-        step = subprocess.run(command, shell=True, cwd=build_folder(), capture_output=True, text=True)
-        if step.returncode:
-            errors = [line for line in step.stderr.splitlines() if "error" in line]
-            return (errors or ["the compiler said nothing"])[0]
-    return ""
+    return next(filter(None, map(run, (*steps, link))), "")
+
+
+def same_code(test: str, file: str, folder: Path) -> bool:
+    """True if the changed file in ``folder`` makes the objects of the test's library as they were, optimised."""
+    target, _ = TARGETS[test.split("/")[0]]
+    results = folder / "with.o", folder / "without.o"
+    for output in objects_of(target, file):
+        for result, source in zip(results, (folder, folder / "none"), strict=True):
+            run(compiling(target, output, "-O1", file, source, result))
+        if results[0].read_bytes() != results[1].read_bytes():
+            return False
+    return True
 
 
 def build_and_run(tests: list[str], file: str | None, folder: Path, limited: Callable) -> tuple[str, str]:
@@ -110,13 +135,14 @@ def build_and_run(tests: list[str], file: str | None, folder: Path, limited: Cal
         "-q",
         "-p",
         "no:cacheprovider",
-        *(f"tests/{test}" for test in tests),
+        *(["-k", "emulate"] if tests[0].startswith("emulate/") else []),
+        *(f"tests/{test.removeprefix('emulate/')}" for test in tests),
     ]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    run = subprocess.run(limited(command, 300), cwd=folder, capture_output=True, text=True, env=environment)
-    if run.returncode == 0:
+    tested = subprocess.run(limited(command, 300), cwd=folder, capture_output=True, text=True, env=environment)
+    if tested.returncode == 0:
         return "missed", ""
-    if 2 <= run.returncode <= 5:
-        raise RuntimeError(f"pytest has not run the tests: {(run.stdout + run.stderr)[-2000:]}")
-    lines = [line for line in run.stdout.splitlines() if line.startswith(("E  ", "FAILED", "ERROR"))]
-    return "caught", (lines or [f"pytest ends with code {run.returncode}"])[0]
+    if 2 <= tested.returncode <= 5:
+        raise RuntimeError(f"pytest has not run the tests: {(tested.stdout + tested.stderr)[-2000:]}")
+    lines = [line for line in tested.stdout.splitlines() if line.startswith(("E  ", "FAILED", "ERROR"))]
+    return "caught", (lines or [f"pytest ends with code {tested.returncode}"])[0]

@@ -9,13 +9,15 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from planting import Operator, exchanged
 
 # In this order: comments and strings, the preprocessor, declarations that make no code, constants of a file or class (most of them
-# choose a speed), checks of arguments (tests/ops has those), numbers of blocks and words that only time depends on.
+# choose a speed), checks of arguments (tests/ops has those), names of arguments for messages, numbers of blocks and words that only time
+# depends on.
 NO_PLACES = [
     r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'',
     r"^[ \t]*#(?:\\\n|[^\n])*",
     r"^[ \t]*(?:template <[^\n]*>$|(?:using|namespace|static_assert|enum|friend)\b[^;{]*[;{])",
     r"^(?:inline )?constexpr [^;(]*;|\bstatic constexpr [^;(]*;",
-    r"\b(?:AK_CHECK\w*|check_\w+)\([^;]*;|\b(?:AK_UNROLL|AK_NO_UNROLL|AK_PARAM)\b|\bAK_KERNEL\([^\n]*",
+    r"^inline void check_\w+\([^{]*\{.*?^\}|\{\w+\[\w+\]\}",
+    r"(?:\bif \([^;{}]*\) )?\b(?:AK_CHECK\w*|check_\w+)\([^;]*;|\b(?:AK_UNROLL|AK_NO_UNROLL|AK_PARAM)\b|\bAK_KERNEL\([^\n]*",
     r"\bdevice_sm_count\(\)(?: \* [\w:]+)?|[\w:]+ \* device_sm_count\(\)",
     r"\b(?:allow_next_kernel|prefetch\w*|\w*_registers)(?:<[^;()]*>)?\([^;]*\);",
 ]
@@ -24,6 +26,7 @@ CONDITION = r"(?<![\w] )if \((?:[^(){};]|\((?:[^(){};]|\([^(){};]*\))*\))*\)"
 CHOICE = r"(?:(?<=[^=!<>]= )|(?<=, )|(?<=\()|(?<=return ))[^?:;,=(){}]+ \? "
 NAME = r"[A-Za-z_]\w*(?:(?:\.|->|::)\w+)*"
 TARGET = r"\*?[A-Za-z_][\w:]*(?:(?:\.|->)\w+|\[[^\]=;]*\])*"
+INDEX = r"(?<=[\w\])])\[((?!k[A-Z])[a-z]\w*)\](?!\s*[({])"  # a constant is the size of an array
 STARTS = r"(?<=  |; |\) |\{ )"  # a statement
 CALL = r"(?:<[^;<>]*>)?\([^;{}]*\);"
 MEETS = r"\w*(?:sync|wait|fence|arrive|commit|barrier)\w*"
@@ -56,8 +59,8 @@ OPERATORS: list[Operator] = [
     ("always the second", CHOICE, "false ? "),
     ("a term less", rf"(?<=\(){TERM} (?:&&|\|\|) | (?:&&|\|\|) {TERM}(?=[;)])", ""),
     ("a summand or factor less", rf" [-+*/&] (?:\d+|{NAME})(?![\w.(\[<])|(?<=[(\[ ])(?:\d+|{NAME}) [+*] ", ""),
-    ("index 0", r"(?<=[\w\])])\[([a-z]\w*)\](?!\s*[({])", "[0]"),
-    ("index 1 more", r"(?<=[\w\])])\[([a-z]\w*)\](?!\s*[({])", r"[\1 + 1]"),
+    ("index 0", INDEX, "[0]"),
+    ("index 1 more", INDEX, r"[\1 + 1]"),
     ("starts at 1", r"(?<== )0(?=;)", "1"),
     ("a quotient for a remainder", r" % (?!\w+ [=!]= 0)", " / "),
     ("twice the number", r"(?<=[*/] )(\d+)\b(?![.\w])", r"(2 * \1)"),

@@ -2,12 +2,15 @@
 // large tensor has only its end, at the address that the kernel works out from that of an element which is nowhere; of
 // each grid only the last block runs, which finds its work there. It must give what the same rows give alone, to the
 // bit.
+#include <sys/mman.h>
+
 #include "activation/backward.cu"
 #include "activation/forward.cu"
 #include "cast/cast.cu"
 #include "column_sums/column_sums.cu"
 #include "embedding/accumulate.cu"
 #include "emulator/harness.h"
+#include "emulator/visible.h"
 #include "gemm/column_sums.cu"
 #include "loss/cross_entropy.cu"
 #include "norm/backward.cu"
@@ -271,6 +274,31 @@ void embeddings(Cases& cases) {
   cases.check("embedding_accumulate, a row of the gradient", [=] { return run(9, kRows, kRows - 2); });
 }
 
+/// Two rows 2^32 elements apart, in memory of which no other page is touched.
+std::string rows_far_apart() {
+  constexpr int kColumns = 40;
+  constexpr size_t kBytes = (kFar + kColumns) * sizeof(bf16);
+  void* const memory =
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return "no addresses";
+  auto* const x = static_cast<bf16*>(memory);
+  std::string wrong;
+  {
+    emu::VisibleMemory visible;
+    for (const int64_t row : {int64_t{0}, kFar}) {
+      for (int c = 0; c < kColumns; c++) x[row + c] = round_to<bf16>(static_cast<float>(row == 0 ? c : 2 * c));
+      visible.add("x", x + row, kColumns * sizeof(bf16), true, false);
+    }
+    emu::Buffer<float> sums("sums", kColumns);
+    wrong = message_of(column_sums({x, sums.data(), nullptr, DType::kBFloat16, 2, kFar, kColumns}, nullptr));
+    for (size_t c = 0; c < kColumns && wrong.empty(); c++) {
+      if (sums[c] != 3 * static_cast<float>(c)) wrong = emu::format("column %zu is %g", c, sums[c]);
+    }
+  }
+  munmap(memory, kBytes);
+  return wrong;
+}
+
 }  // namespace
 }  // namespace ak::test
 
@@ -280,5 +308,6 @@ int main(int argc, char** argv) {
   ak::test::losses(cases);
   ak::test::elements(cases);
   ak::test::embeddings(cases);
+  cases.check("column_sums, rows far apart", ak::test::rows_far_apart);
   return cases.finish();
 }

@@ -1,6 +1,7 @@
 """The tests of optimizers and scaler once more, with every op on the emulator: states, tables, lists and skips as users make
-them, through the host code of the CUDA ops."""
+them, through the host code of the CUDA ops; and those of ops, which run there anyway, under other schedules."""
 
+import os
 import re
 import subprocess
 import sys
@@ -14,19 +15,33 @@ ROOT = Path(__file__).parents[2]
 SHORT = "not thousand_steps and not rank"  # those take minutes on the emulator, or processes of their own
 
 
-def passed(*options) -> int:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--backend", "emulate", "-k", SHORT, *options]
-    command += ["-m", "not gpu and not own_backend", "tests/optim", "tests/amp"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+def passed(*options, seed=0) -> int:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
+    environment = {**os.environ, "AMP_KERNELS_EMULATE_SEED": str(seed)}
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, env=environment)
     assert run.returncode == 0, run.stdout[-6000:]
     return int(re.search(r"(\d+) passed", run.stdout)[1])
 
 
+SUITES = ["--backend", "emulate", "-k", SHORT, "-m", "not gpu and not own_backend", "tests/optim", "tests/amp"]
+
+
 @pytest.mark.slow
 def test_one_in_a_hundred_of_optimizers_and_scaler_on_the_emulator():
-    assert passed("--sample", "100") > 10
+    assert passed("--sample", "100", *SUITES) > 10
 
 
 @pytest.mark.exhaustive
 def test_optimizers_and_scaler_on_the_emulator():
-    assert passed() > 1300
+    assert passed(*SUITES) > 1300
+
+
+@pytest.mark.slow
+def test_one_in_thirty_of_the_ops_under_another_schedule():
+    assert passed("--sample", "30", "-k", "emulate", "tests/ops", seed=1) > 10
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_ops_under_other_schedules(seed):
+    assert passed("-k", "emulate", "tests/ops", seed=seed) > 1000

@@ -37,6 +37,13 @@ def every_cpu_isa(request):
         yield request.param
 
 
+@pytest.fixture(params=[name for name in ("cpu", "emulate") if name in BUILT])
+def compiled(request):
+    """The kernels of the CPU, and CUDA's on the emulator."""
+    with use(request.param):
+        yield request.param
+
+
 @pytest.fixture
 def generator():
     return torch.Generator().manual_seed(0)

@@ -163,23 +163,6 @@ def test_a_bias_with_a_hook_of_its_own_is_left_to_autograd():
     assert len(seen) == 2
 
 
-def test_rows_of_sums_cut_elsewhere_are_others():
-    """The unit is 64 rows: other cuts show, or this file would prove nothing."""
-    x = generators.normal(200, 33, dtype=torch.float32)
-    op = ak._raw.unit_sums.op
-    whole = torch.empty(33)
-    op(whole, x, fresh=True)
-    parts = {}
-    for cut in (64, 128, 40, 100):
-        parts[cut] = torch.empty(33)
-        op(parts[cut], x[:cut], fresh=True)
-        op(parts[cut], x[cut:])
-    assert torch.equal(parts[64], whole)
-    assert torch.equal(parts[128], whole)
-    assert not torch.equal(parts[40], whole)
-    assert not torch.equal(parts[100], whole)
-
-
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_products_start_from_what_they_add_to(backend):
     """dW of 200 tokens in parts, over the layouts in which a gradient and an input may lie."""

@@ -24,9 +24,11 @@ def backend(request):
 
 
 def test_equals_torchs_copy(backend):
-    """A list of all pairs and sizes, some after an odd offset; what lies around them stays."""
+    """A list of all pairs and sizes, some after an odd offset on one side or both; what lies around them stays."""
     sizes = [0, 1, 8, 1023, 1025, 16385]
-    sources = [normal(n, dtype=of, seed=n) * 100 for n in sizes for _, of in PAIRS]
+    sources = [
+        (normal(n + 1, dtype=of, seed=n) * 100)[n // 5 % 2 :][:n] for n in sizes for _, of in PAIRS
+    ]  # of 8 and 1023 elements: from the second on
     memory = [torch.full((n + 3,), 7.0, dtype=to) for n in sizes for to, _ in PAIRS]
     ak.cast_(
         [whole[i % 3 : i % 3 + s.numel()] for i, (whole, s) in enumerate(zip(memory, sources, strict=True))], sources
@@ -67,13 +69,29 @@ def test_random_bits_depend_on_seed_step_position_and_element_alone(backend):
         ak.cast_(out, [source] * count, **key)
         return out[at]
 
-    first = cast(seed=5, step=torch.tensor(2.0))
-    assert torch.equal(first, cast(1, seed=5, step=torch.tensor(2.0)))
-    for other in ({"seed": 6}, {"seed": 5 + 2**32}, {"seed": 5, "step": torch.tensor(3.0)}, {"seed": 5}):
+    step = torch.tensor(2.0)
+    first = cast(seed=5, step=step)
+    assert torch.equal(first, cast(1, seed=5, step=step))
+    for other in (
+        {"seed": 6, "step": step},
+        {"seed": 5 + 2**32, "step": step},
+        {"seed": 5, "step": step + 1},
+        {"seed": 5},
+    ):
         assert not torch.equal(first, cast(**other)), other
-    assert not torch.equal(first, cast(at=1, seed=5, step=torch.tensor(2.0)))
+    assert not torch.equal(first, cast(at=1, seed=5, step=step))
     with ak.backend("reference"):
-        assert torch.equal(first, cast(seed=5, step=torch.tensor(2.0)))
+        assert torch.equal(first, cast(seed=5, step=step))
+
+
+def test_a_list_longer_than_a_launch(backend):
+    """Stochastic, so that each tensor's place in the list counts; some are empty."""
+    sources = [normal(i % 7, seed=i) for i in range(935)]
+    out, want = ([torch.zeros(s.shape, dtype=torch.bfloat16) for s in sources] for _ in range(2))
+    ak.cast_(out, sources, seed=2**40 + 3)
+    with ak.backend("reference"):
+        ak.cast_(want, sources, seed=2**40 + 3)
+    assert all(map(torch.equal, out, want))
 
 
 def test_autograd_sees_the_write():

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import amp_kernels as ak
+from amp_kernels._dispatch.policy import requested_backend
 from amp_kernels._raw.embedding_accumulate import op
 
 from ..helpers.bounds import TINY, UNIT_ROUNDOFF, assert_within
@@ -64,6 +65,53 @@ def test_gradient_within_the_bound(device, rows, columns, entries, dtype):
     check(*problem_)
     check(*problem_, padding_idx=rows // 2)
     check(*problem_, padding_idx=-1, scale_grad_by_freq=True)
+
+
+RUNS = [[1], [16], [17], [5, 11], [15, 2, 47, 1], [100], [3, 30, 16, 16, 5], []]
+
+
+def odd(t):
+    return t.new_empty(t.numel() + 1)[1:].view(t.shape).copy_(t)
+
+
+@pytest.mark.parametrize("columns", [7, 24, 1030])
+@pytest.mark.parametrize("runs", RUNS, ids=str)
+def test_runs_within_and_across_pieces(device, runs, columns):
+    """Exact sums of integers in a drawn order, onto what a table of fewer rows or more holds, at any address."""
+    generator = torch.Generator().manual_seed(len(runs) + columns)
+    index = torch.arange(1, len(runs) + 1).repeat_interleave(torch.tensor(runs, dtype=torch.int64)).to(device)
+    order = torch.randperm(len(index), generator=generator).to(device)
+    grad = torch.randint(-1, 2, (len(index), columns), generator=generator).to(device, torch.bfloat16)
+    for rows, options in (
+        (len(runs) + 2, {}),
+        (len(runs) + (requested_backend() == "cpu"), {"padding_idx": 3}),  # the CPU refuses a row that is not there
+        (len(runs) + 2, {"padding_idx": 1, "scale_by_frequency": True}),
+        (len(runs) + 1, {"in_order": True}),
+    ):
+        for way in (torch.clone, odd):
+            out, want = (torch.full((rows, columns), 3.0, device=device) for _ in range(2))
+            out = way(out)
+            op(out, way(grad), index, order, **options)
+            op.reference(want, grad, index, order, **options)
+            torch.testing.assert_close(out, want, rtol=2.0**-22 if "scale_by_frequency" in options else 0, atol=0)
+
+
+@pytest.mark.parametrize("columns", [24, 7, 264])
+def test_entries_in_order_in_one_call_and_in_two(device, columns):
+    """Numbers whose sum depends on the order, onto what the table holds."""
+    generator = torch.Generator().manual_seed(columns)
+    words = torch.arange(7).repeat_interleave(torch.tensor([5, 3, 30, 1, 16, 40, 9]))
+    words = words[torch.randperm(len(words), generator=generator)]
+    grad = torch.randn(len(words), columns, generator=generator) * 2.0 ** torch.randint(
+        9, (len(words), 1), generator=generator
+    )
+    results = []
+    for cut, call in ((0, op.reference), (0, op), (1, op), (30, op)):
+        results.append(torch.full((7, columns), 0.1, device=device))
+        for part in (slice(0, cut), slice(cut, None)):
+            index, order = words[part].sort(stable=True)
+            call(results[-1], *(t.to(device) for t in (grad[part], index, order)), padding_idx=1, in_order=True)
+    assert all(torch.equal(result, results[0]) for result in results)
 
 
 def test_four_thousand_small_gradients(device):

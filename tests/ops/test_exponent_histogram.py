@@ -1,4 +1,4 @@
-"""exponent_histogram on the CPU against numpy, and the meaning of its columns."""
+"""exponent_histogram against numpy, and the meaning of its columns."""
 
 import numpy as np
 import pytest
@@ -7,6 +7,7 @@ import torch
 import amp_kernels as ak
 from amp_kernels._raw.exponent_histogram import BINS, INFINITY_BIN, LEAST_EXPONENT, NAN_BIN, exponent_histogram
 
+pytestmark = pytest.mark.usefixtures("compiled")
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
@@ -67,6 +68,12 @@ def test_float64_is_rounded_first():
 def test_any_order_of_dimensions():
     x = torch.randn(2, 3, 4, 5)
     check(x.permute(3, 1, 0, 2), x.to(memory_format=torch.channels_last), x[0, 0].t())
+
+
+def test_a_list_longer_than_a_launch():
+    """Of every dtype, alignment and some size, a few empty."""
+    values = 2.0 ** torch.randint(-40, 20, (1100,), generator=torch.Generator().manual_seed(0))
+    check(*(values[i % 17 : i % 17 + i * 37 % 1009 % 90].to(DTYPES[i % 4])[i % 3 :] for i in range(1290)))
 
 
 def test_threads_do_not_change_it():

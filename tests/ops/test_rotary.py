@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 
 import pytest
 import torch
@@ -164,8 +165,8 @@ def placed(x, way):
         return x.transpose(1, 2).contiguous().transpose(1, 2)
     if way == "beside others":  # as a part of one projection for queries, keys and values
         return torch.cat([x, x, x], dim=-1).transpose(1, 2).contiguous().transpose(1, 2)[..., : x.shape[-1]]
-    if way == "unaligned":
-        return embed(x, offset=1)[0]
+    if way in ("rows apart", "unaligned"):
+        return embed(x, offset=int(way == "unaligned"))[0]
     if way == "gaps between columns":
         return embed(x, step=2)[0]
     if way == "transposed":
@@ -176,7 +177,7 @@ def placed(x, way):
 @NORMED
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize(
-    "way", ["projected", "beside others", "unaligned", "gaps between columns", "transposed", "expanded"]
+    "way", ["projected", "beside others", "rows apart", "unaligned", "gaps between columns", "transposed", "expanded"]
 )
 def test_any_layout(device, way, dtype, normed):
     q, k, *rest = problem(2, 4, 2, 5, 32, 16, dtype, device, normed)
@@ -359,3 +360,43 @@ def test_messages(case):
     right = {"q": Q, "k": K, "cos": COS, "sin": SIN, "q_weight": Q_WEIGHT, "k_weight": K_WEIGHT}
     with pytest.raises(error, match=message):
         ak.rotary(**(right | wrong))
+
+
+RAW = {
+    "q": Q.transpose(1, 2),
+    "k": K.transpose(1, 2),
+    "cos": COS,
+    "sin": SIN,
+    "q_weight": Q_WEIGHT,
+    "k_weight": K_WEIGHT,
+}
+RAW_MISTAKES = [
+    ({"q": RAW["q"][0]}, "q must have shape (batch, tokens, heads, width); got (3, 2, 8)"),
+    ({"q": RAW["q"][..., :7]}, "the width of q must be even and from 2 to 256; got 7"),
+    ({"k": RAW["k"][:, :2]}, "q and k must agree in dtype, batch, tokens and width"),
+    ({"k": RAW["k"].half()}, "q and k must agree in dtype"),
+    ({"cos": COS[0]}, "cos must have shape (tokens, rotary) or (batch, tokens, rotary); got (8)"),
+    ({"cos": COS.expand(3, 3, 8)}, "cos must have shape (tokens, rotary) or (batch, tokens, rotary)"),
+    ({"cos": COS[:2]}, "cos must have 3 tokens and an even rotary width up to 8; got (2, 8)"),
+    ({"sin": SIN[:, :4]}, "sin must have the shape and dtype of cos"),
+    ({"k_weight": None}, "q_weight and k_weight must be given together"),
+    ({"k_weight": K_WEIGHT[:4]}, "k_weight must have shape (8) and the dtype of q_weight; got (4)"),
+]
+
+
+@pytest.mark.parametrize("overload", [forward_op.overload, forward_op.emulated], ids=["cpu", "emulate"])
+@pytest.mark.parametrize(("wrong", "message"), RAW_MISTAKES, ids=[message for _, message in RAW_MISTAKES])
+def test_the_raw_op_guards_memory(overload, wrong, message):
+    with torch.no_grad(), pytest.raises(RuntimeError, match="rotary_forward: .*" + re.escape(message)):
+        overload(**(RAW | wrong), eps=EPS, interleaved=False, out_dtype=F32)
+
+
+@pytest.mark.parametrize("overload", [backward_op.overload, backward_op.emulated], ids=["cpu", "emulate"])
+def test_the_gradient_of_a_norm_takes_heads_and_weights_together(overload):
+    grads = [RAW[name] for name in ("q", "k", "cos", "sin")]
+    for names in (("q", "k"), ("q_weight", "k_weight")):
+        with (
+            torch.no_grad(),
+            pytest.raises(RuntimeError, match="q and k must be given with the weights, and only then"),
+        ):
+            overload(*grads, **{name: RAW[name] for name in names}, eps=EPS, interleaved=False, out_dtype=F32)

@@ -1,4 +1,4 @@
-"""update_scale_ on the CPU: the rule of csrc/gradients/loss_scale.h (tests/math/test_loss_scale.py) over tensors."""
+"""update_scale_: the rule of csrc/gradients/loss_scale.h (tests/math/test_loss_scale.py) over tensors."""
 
 import itertools
 
@@ -9,6 +9,9 @@ import amp_kernels._raw.update_scale as module
 from amp_kernels import _host
 
 OP = torch.ops.amp_kernels.update_scale_.default
+EACH = pytest.mark.parametrize(
+    "op", [OP, module.op.emulated, module.op.reference], ids=["compiled", "emulate", "reference"]
+)
 
 
 def state(scale=1024.0, growth=0, hysteresis=1):
@@ -31,7 +34,7 @@ def run(
     return tuple(t.item() for t in tensors)
 
 
-@pytest.mark.parametrize("op", [OP, module.op.reference], ids=["compiled", "reference"])
+@EACH
 def test_follows_the_rule(op):
     """All combinations of state, flag and options, against the formula."""
     grid = itertools.product(
@@ -63,6 +66,7 @@ def test_follows_the_rule(op):
         assert got == wanted, (scale, growth, left, overflow, interval, low, high, options)
 
 
+@EACH
 @pytest.mark.parametrize(
     ("found", "overflow"),
     [
@@ -73,11 +77,30 @@ def test_follows_the_rule(op):
         ([1.0, 0.0, 0.0], True),
         ([1e-30], True),
         ([-1.0], False),
+        ([float("nan")], False),
+        ([float("nan"), 1.0, float("nan")], True),
+        ([-2.0, 1.0], True),
+        ([], False),
     ],
 )
-def test_any_positive_flag_is_an_overflow(found, overflow):
+def test_any_positive_flag_is_an_overflow(op, found, overflow):
     """2.0 is the sum of two devices' flags; flags of several optimizers are not added, so they cannot cancel."""
-    assert run(state(), found)[0] == (512.0 if overflow else 1024.0)
+    assert run(state(), found, op=op)[0] == (512.0 if overflow else 1024.0)
+
+
+@EACH
+@pytest.mark.parametrize("count", [33, 256, 257, 600])
+def test_an_overflow_at_any_place_of_many_flags(op, count):
+    """Of one launch and of several; what comes after it does not hide it, nor does it count twice."""
+    flags, skipped = [torch.tensor(0.0) for _ in range(count)], torch.tensor(0)
+    for place in {0, 1, 31, 32, count // 2, 255, 256, 511, 512, count - 1} & set(range(count)):
+        flags[place].fill_(1.0)
+        tensors = state()
+        op(*tensors, flags, 2.0, 0.5, 1, 0.0, 1e9, 1, skipped_steps=skipped.zero_())
+        assert (tensors[0].item(), skipped.item()) == (512.0, 1), place
+        flags[place].zero_()
+    op(*tensors, flags, 2.0, 0.5, 1, 0.0, 1e9, 1, skipped_steps=skipped)
+    assert (tensors[0].item(), skipped.item()) == (1024.0, 1)
 
 
 def test_equals_torchs_op_along_a_sequence():
@@ -88,7 +111,7 @@ def test_equals_torchs_op_along_a_sequence():
         assert (ours[0].item(), ours[1].item()) == (scale.item(), tracker.item())
 
 
-@pytest.mark.parametrize("op", [OP, module.op.reference], ids=["compiled", "reference"])
+@EACH
 def test_counts_skips(op):
     """Each counter, alone or with the other: in all, and the last ones in a row."""
     total, consecutive, other = torch.tensor(3), torch.tensor(9), torch.tensor(2**40)
@@ -112,14 +135,14 @@ def test_bad_counters_change_nothing():
     assert [t.item() for t in tensors] == [1024.0, 0, 1]
 
 
-@pytest.mark.parametrize("op", [OP, module.op.reference], ids=["compiled", "reference"])
+@EACH
 def test_shape_one_is_accepted(op):
     for one in range(3):
         tensors = tuple(t.reshape(1) if i == one else t for i, t in enumerate(state()))
         assert run(tensors, [1.0], op=op)[0] == 512.0
 
 
-@pytest.mark.parametrize("op", [OP, module.op.reference], ids=["compiled", "reference"])
+@EACH
 def test_numbers_beyond_the_range_of_their_tensors(op):
     """Bounds of the scale are kept in float32, and the hysteresis has to fit into its tracker; an interval is a 64-bit count."""
     for found, options, wanted in [

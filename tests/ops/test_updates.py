@@ -103,6 +103,38 @@ def test_bit_for_bit_the_formula_at_every_tail(rule, n, optional):
             assert np.array_equal(a.numpy().view(np.uint32), b.view(np.uint32))
 
 
+def shifted(tensor, by):
+    """The tensor behind so many elements: an address that is no multiple of 16 bytes."""
+    memory = torch.empty(tensor.numel() + by, dtype=tensor.dtype)[by:]
+    return torch.as_strided(memory, tensor.shape, tensor.stride(), memory.storage_offset()).copy_(tensor)
+
+
+@RULE
+@pytest.mark.parametrize("moment_dtype", [F32, BF16])
+@pytest.mark.parametrize("moved", [(), ("params",), ("grads",), ("moments",), ("masters", "shadows", "emas")], ids=str)
+def test_emulated_kernels_have_the_cpus_bits(rule, moment_dtype, moved):
+    """Every way to keep a weight in one list, with options for each group, around vectors and units; ``moved`` operands begin at odd
+    elements. Three steps, the first with moments of 0 or none, the last skipped."""
+    count, options = len(KINDS), RULES[rule].declared.options
+    each = {name: [value * (1 + i / 8) for i in range(count)] for name, value in options.items()}
+    each |= {"flags": [MAXIMIZE * (i % 2) for i in range(count)], "ema_decay": [0.5 + i / 32 for i in range(count)]}
+    lrs, decays = [0.01 * i for i in range(count)], [0.1 + i / 64 for i in range(count)]
+    for optional, grad_dtype in ((True, None), (False, F32)):
+        made = {"optional": optional, "moment_dtype": moment_dtype, "grad_dtype": grad_dtype, "first": optional}
+        shapes = ((7, 5), (0, 3), (), (1031,), (64,))
+        updates = [Update(rule, KINDS, shapes, **made) for _ in range(2)]
+        for update in updates:
+            for name in moved:
+                lists = update.moments if name == "moments" else [getattr(update, name)]
+                for tensors_ in lists:
+                    tensors_[:] = [shifted(t, 1) for t in tensors_]
+        call = each | ({"lrs": lrs, "weight_decays": decays} if optional else {})
+        for scalars in ({}, SCALED, SCALED | {"found_inf": 1.0}):
+            updates[0].step(**call, **scalars)
+            updates[1].step(RULES[rule].op.emulated, **call, **scalars)
+            assert_same(*updates)
+
+
 @RULE
 def test_same_bits_for_any_number_of_threads(rule):
     results, threads = [], torch.get_num_threads()

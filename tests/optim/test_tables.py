@@ -86,6 +86,7 @@ def table_of(params, kind=akopt.AdamW):
         (10, 32, "width 32 and pitch 0"),
         (11, 32, "width 0 and pitch 32"),
         (12, 0, "16 elements and matrices of 0 by 16"),
+        (13, 0, "16 elements and matrices of 1 by 0"),
         (13, 5, "16 elements and matrices of 1 by 5"),
         (13, 17, "16 elements and matrices of 1 by 17"),
     ],

@@ -31,7 +31,7 @@ TRAPS = [
     ("gradients/exponent_histogram.cu", "(values, span.count,", "(values, kUnit,", "every span is a unit"),
     ("gradients/grad_norm.h", "return magnitude >= 0x7ff0000000000000u", "return rounded >= 0x7f800000u", "a double above fp32's range is no number"),
     ("gradients/list.h", "position[place] = static_cast<int32_t>(number);", "position[place] = place;", "places of one launch"),
-    ("gradients/list.h test_exponent_histogram", "position[place] = static_cast<int32_t>(number);", "position[place] = place;", "empty tensors shift the rows"),
+    ("gradients/list.h emulate/ops/test_exponent_histogram.py", "position[place] = static_cast<int32_t>(number);", "position[place] = place;", "empty tensors shift the rows"),
     ("gradients/unscale.cu", "const float factor = load(inv_scale);", "const float factor = 1.0f / load(inv_scale);", "the factor is inverted"),
     ("gradients/unscale.cu", "v[j] = unscaled(v[j], factor);", "v[0] = unscaled(v[0], factor);", "only the first element of a vector is multiplied"),
     ("gradients/unscale.cu", "AK_DEVICE double unscaled(double grad, float inv_scale) { return unscale(grad, inv_scale); }", "AK_DEVICE double unscaled(double grad, float inv_scale) { return unscale(static_cast<float>(grad), inv_scale); }", "fp64 gradients go through fp32"),
