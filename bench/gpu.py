@@ -104,7 +104,7 @@ FIRST: tuple[tuple[str, int, tuple[str, str], dict[str, str]], ...] = (
     ("gpt2-fp16", 45, ("bench.gpt2", f"{GPT2} fp16"), {}),
     ("gpt2-fp32", 50, ("bench.gpt2", "--dtype fp32,tf32 --provider torch --rounds 3"), {}),
     ("resnet", 50, ("bench.resnet", "--rounds 3"), {}),
-    ("others", 80, ("bench.run", "--op linear_cross_entropy,newton_schulz,grouped_mm,rotary,syrk --dtype bf16"), {}),
+    ("others", 80, ("bench.run", "--op linear_log_probs,newton_schulz,grouped_mm,rotary,syrk --dtype bf16"), {}),
     ("profile", 45, ("bench.gpt2", f"{GPT2} bf16 --profile"), NO_OVERLAP),
 )  # fmt: skip
 

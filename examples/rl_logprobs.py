@@ -1,5 +1,4 @@
-"""Reinforcement learning in FP16 whose trainer has the bits of the rollout: ratios of probabilities are exactly 1, and micro-batches
-give the gradient of one batch.
+"""FP16 training with the bits of the rollout: ratios of probabilities are 1, and micro-batches give the gradient of one batch.
 
 python examples/rl_logprobs.py
 """
@@ -18,16 +17,17 @@ scaler = ak.GradScaler(device, init_scale=2.0**10)
 ak.nn.accumulate_fp32(policy)
 
 
+def log_probs(words, actions):
+    with torch.autocast(device, dtype=torch.float16), ak.batch_invariant():
+        return ak.linear_log_probs(policy[:3](words), head.weight, actions, linear_bias=head.bias)
+
+
 @torch.no_grad()
 def rollout(words):
-    """An action and its log-probability for each word, 5 requests at a time."""
-    actions, losses = [], []
-    for some in words.split(5):
-        with torch.autocast(device, dtype=torch.float16), ak.batch_invariant():
-            logits = policy(some)
-            actions.append(torch.distributions.Categorical(logits=logits.float()).sample())
-            losses.append(ak.cross_entropy(logits, actions[-1], reduction="none"))
-    return torch.cat(actions), -torch.cat(losses)
+    """An action for each word, and their log-probabilities, of 5 requests at a time."""
+    with torch.autocast(device, dtype=torch.float16):
+        actions = torch.distributions.Categorical(logits=policy(words).float()).sample()
+    return actions, torch.cat([log_probs(*few) for few in zip(words.split(5), actions.split(5), strict=True)])
 
 
 def accumulate(words, actions, sampled, advantage, rows):
@@ -35,9 +35,7 @@ def accumulate(words, actions, sampled, advantage, rows):
     optimizer.zero_grad()
     off = 0.0
     for x, y, old, gain in zip(*(t.split(rows) for t in (words, actions, sampled, advantage)), strict=True):
-        with torch.autocast(device, dtype=torch.float16), ak.batch_invariant():  # never makes the logits of all words
-            loss = ak.linear_cross_entropy(policy[:3](x), head.weight, y, linear_bias=head.bias, reduction="none")
-        ratio = (-loss - old).exp()
+        ratio = (log_probs(x, y) - old).exp()
         scaler.scale(-torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).sum() / TOKENS).backward()
         off = max(off, (ratio - 1).abs().max().item())
     return off, [param.grad.clone() for param in policy.parameters()]

@@ -2,7 +2,7 @@
 
 python examples/rl_policy.py
 
-Sampling and training compute log-probabilities in the same format, so their ratio is 1 before the first step of a batch.
+Log-probabilities are of FP32 logits, with the same bits with and without gradients: their ratio is 1 before the first step of a batch.
 Expected on a CPU: distance 0.98 -> 0.00, in 4 seconds of one core with 0.8 GB of memory (AMD EPYC).
 """
 
@@ -24,26 +24,24 @@ scaler = ak.GradScaler(device, init_scale=2.0**12)
 
 
 def log_probs(tokens, actions):
-    """Log-probability of each action, in FP32."""
     with torch.autocast(device, torch.float16):
-        return -ak.linear_cross_entropy(policy(tokens), head.weight, actions, reduction="none")
+        return ak.linear_log_probs(policy(tokens), head.weight, actions)
 
 
 @torch.no_grad()
 def sample(tokens):
     with torch.autocast(device, torch.float16):
         logits = head(policy(tokens))
-    return torch.multinomial(logits.float().softmax(-1), 1).squeeze(1)
+    actions = torch.multinomial(logits.float().softmax(-1), 1).squeeze(1)
+    return actions, log_probs(tokens, actions)
 
 
 rewards = []
 for step in range(60):
     tokens = torch.randint(WORDS, (BATCH,), device=device)
-    actions = sample(tokens)
+    actions, sampled = sample(tokens)
     reward = (actions == (5 * tokens + 3) % WORDS).float()  # the right answer
     advantage = (reward - reward.mean()) / (reward.std() + 1e-4)
-    with torch.no_grad():
-        sampled = log_probs(tokens, actions)
     for epoch in range(4):
         ratio = (log_probs(tokens, actions) - sampled).exp()
         if epoch == 0 and step == 0:

@@ -2,7 +2,8 @@
 never held. Under autocast, against torch eager, compiled and fused, Liger and QuACK.
 
 linear_log_probs: the same layer with fp32 logits, without and with entropies, against ``linear_cross_entropy(reduction="none")``, whose
-logits have 16 bits. It is to take at most 1.10 of its time each way on a CPU, 1.20 with entropies.
+logits have 16 bits. It is to take at most 1.10 of its time each way on a CPU, 1.20 with entropies. On a GPU also against torch's product
+with fp32 results and, where they are installed, the heads of verl, Liger and TRL.
 
 On one thread of a shared AMD EPYC (2026-11-29, bf16, 512 x 1,024 x 32,000, four rounds in turns, processor time; median of the rounds'
 ratios, and ratio of the least times): forward 1.04 and 1.08, with entropies 1.01 and 1.06; forward + backward 1.02 and 1.04, with
@@ -23,9 +24,10 @@ move, for 2.49e9 logits:
 State: the input 0.13 GB, the 16-bit weight and 12 bytes a row with entropies, 8 without. At most beyond it and the gradients: a chunk of
 4,096 rows, 2.5 GB of fp32 logits and 1.2 GB of their 16-bit gradient.
 
-Statistics from the product's epilogue, which are not built, would leave no traffic in the forward: 4.9 ms of 35.8 less. The backward could
-make the gradient from the tile of logits that it computes, with statistics it has: 2 w, 2 x 2 r remain, 14.9 GB and 3.6 ms, 9.8 of 137.0
-less. The row kernel would then have to add up in the order of tiles for equal bits.
+Statistics from the product's epilogue would leave no traffic in the forward: 4.9 ms of 35.8 less. The backward could make the gradient
+from the tile of logits that it computes, with statistics it has: 2 w, 2 x 2 r remain, 14.9 GB and 3.6 ms, 9.8 of 137.0 less. They are not
+built: both ratios above are within 1.08 and 1.05, the goals, without them, and for equal bits the row kernel, which alone reads logits of
+other widths and with class weights, would have to add up in the order of the product's tiles, which tuning changes.
 """
 
 from collections.abc import Iterator
@@ -132,11 +134,13 @@ def log_probs_case(rows: int, features: int, classes: int, backward: bool, devic
     def of_16_bits(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return -ak.linear_cross_entropy(x, weight, target, reduction="none")
 
+    functions = {"linear_cross_entropy": of_16_bits} | peers.functions("linear_log_probs", device)
+    functions |= {"torch:fp32 logits": peers.torch_log_probs} if device.type == "cuda" else {}
     return differentiable(
         "gemm",
         device,
         ak.linear_log_probs,
-        {"linear_cross_entropy": of_16_bits},
+        functions,
         last={"amp_kernels:entropy": lambda tensors: timed_call(_with_entropy, tensors, 2, backward)},
         leaves=2,
         bound=2.0**-5,  # of the 16-bit logits

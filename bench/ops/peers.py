@@ -34,6 +34,8 @@ PEERS = {
     ),
     "liger": Peer("liger_kernel", "pip install liger-kernel", "liger-kernel"),
     "quack": Peer("quack", "pip install quack-kernels", "quack-kernels"),
+    "verl": Peer("verl", "pip install verl"),
+    "trl": Peer("trl", "pip install trl"),
     "flashoptim": Peer("flashoptim", "pip install flashoptim"),
     "bitsandbytes": Peer("bitsandbytes", "pip install bitsandbytes", on_cpu=True),
     "torchao": Peer("torchao", "pip install torchao", on_cpu=True),
@@ -105,8 +107,9 @@ def _with_liger(f) -> Callable:
 
 # By op and peer: where its function is, and what gives it the arguments of torch's. QuACK's layer norm has a forward alone, and
 # an fp32 weight: a case with a backward reports that it failed. Its linear_cross_entropy asks for a weight in the dtype of
-# the rows. The cross entropies of Liger and Transformer Engine are left out: they write the gradient over the logits, which the
-# next call reads. Apex's GELU is the tanh approximation, within the bounds of 16 bits.
+# the rows. verl's head always computes entropies, too. TRL's has 16-bit logits, in chunks as large as its trainers'. The cross
+# entropies of Liger and Transformer Engine are left out: they write the gradient over the logits, which the next call reads.
+# Apex's GELU is the tanh approximation, within the bounds of 16 bits.
 FUNCTIONS: dict[str, dict[str, tuple[str, str, Callable]]] = {
     "layer_norm": {
         "apex": (
@@ -150,6 +153,23 @@ FUNCTIONS: dict[str, dict[str, tuple[str, str, Callable]]] = {
             lambda f: lambda x, weight, target: f(x, weight.to(x.dtype), target),
         ),
     },
+    "linear_log_probs": {
+        "liger": (
+            "liger_kernel.ops",
+            "LigerFusedLinearScaledCrossEntropyFunction",
+            lambda f: lambda x, weight, target: -f.apply(x, weight, target, 1.0, -100, 1, False),
+        ),
+        "verl": (
+            "verl.utils.kernel.linear_cross_entropy",
+            "linear_cross_entropy",
+            lambda f: lambda x, weight, target: f(x, weight, target, 1.0)[0],
+        ),
+        "trl": (
+            "trl.kernels",
+            "ChunkedLogProbFunction",
+            lambda f: lambda x, weight, target: f.apply(x, weight, None, target, 1.0, 32768, None, 1.0, ())[0],
+        ),
+    },
     "swiglu": {
         "liger": ("liger_kernel.ops.swiglu", "LigerSiLUMulFunction", lambda f: lambda x: f.apply(*x.chunk(2, -1)))
     },
@@ -173,3 +193,23 @@ def torch_linear_cross_entropy() -> dict[str, Callable]:
     return {
         "torch:fused": lambda x, weight, target: F.linear_cross_entropy(x, weight.to(x.dtype), target, options=options)
     }
+
+
+class _Fp32Logits(torch.autograd.Function):
+    """torch's product with fp32 results of 16-bit operands, which has no derivative of its own."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        grad = grad.to(x.dtype)
+        return grad @ weight, grad.t() @ x
+
+
+def torch_log_probs(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities of fp32 logits by torch's functions, on a GPU."""
+    return _Fp32Logits.apply(x, weight).log_softmax(1).gather(1, target[:, None])[:, 0]

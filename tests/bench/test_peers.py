@@ -21,6 +21,17 @@ def test_a_peer_without_kernels_for_the_device_is_not_timed_and_not_imported(mon
     assert all("install" in peer.install or "PYTHONPATH" in peer.install for peer in peers.PEERS.values())
 
 
+def test_log_probs_of_fp32_logits_have_a_gradient(monkeypatch):
+    """On a CPU torch has no product with another dtype's result."""
+    monkeypatch.setattr(torch, "mm", lambda a, b, out_dtype: a.to(out_dtype) @ b.to(out_dtype))
+    x, weight, target = torch.randn(6, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True), torch.arange(6)
+    want = (x @ weight.t()).log_softmax(1)[target, target]
+    got = peers.torch_log_probs(x, weight, target)
+    upstream = torch.linspace(-1, 2, 6)
+    grads = (torch.autograd.grad(of, (x, weight), upstream) for of in (got, want))
+    torch.testing.assert_close((got, *next(grads)), (want, *next(grads)))
+
+
 def test_quantized_state_counts_as_what_it_holds():
     class Quantized(torch.Tensor):
         @staticmethod
