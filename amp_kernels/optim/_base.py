@@ -26,7 +26,7 @@ from ._algorithm import SWITCHES, Algorithm
 from ._checkpoint import CheckpointCodec
 from ._gradients import StepAnswer, StepRequest
 from ._groups import GroupChecks
-from ._options import DEFAULTS, MixedPrecision, OptionAttribute, Options, checked_options
+from ._options import DEFAULTS, GroupOptionAttribute, MixedPrecision, OptionAttribute, Options, checked_options
 from ._plan import StepPlan
 from ._store import Join, StateStore
 
@@ -74,7 +74,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
     unscale_grads = OptionAttribute[bool]()
     zero_grads = OptionAttribute[bool]()
     shard_group = OptionAttribute[ProcessGroup | None]()
-    seed = OptionAttribute[int]()
+    seed = GroupOptionAttribute[int]()
 
     def _set_options(
         self,
@@ -132,8 +132,9 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
             super().add_param_group(param_group)
             group = self.param_groups[-1]
             self._checks.complete(group, self.defaults)
-            self._checks.common("seed", self.param_groups)
+            seed = self._checks.common("seed", self.param_groups)
             self._checks.check_params(group)
+            self._options.seed = seed
             group["fused"] = True
         except BaseException:
             del self.param_groups[count:]
@@ -316,7 +317,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
             self.plan.forget()
             self.store.commit(packed, shown)
             self.compiled_handle = CompiledHandle(self, self.param_groups)
-            self.max_grad_norm, self.seed = loaded.max_grad_norm, loaded.seed
+            self._options.max_grad_norm, self._options.seed = loaded.max_grad_norm, loaded.seed
             for group in groups:
                 group["fused"], group["foreach"] = True, None
         except BaseException:  # an interrupt, too

@@ -307,6 +307,7 @@ class HyperParameters:
             for group in groups:
                 self._checks.release_shard_group(group)
             self._checks.check_numbers(groups)
+            self._options.seed = self._checks.common("seed", groups)
             packed = self._packed = PackedGroups(groups, self._algorithm, master_weights)
         rates, odd = list(map(_rate, groups)), False
         self._tensor_rates = False

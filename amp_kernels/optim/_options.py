@@ -65,7 +65,7 @@ class MixedPrecision(TypedDict, total=False):
         seed: of stochastic rounding, 0 to 2^63 - 1. The bits of an element depend on the seed, the parameter's number in
             the optimizer, its step count and the element's place in memory: a run that is repeated or resumed rounds
             alike, and so does one on another mesh if each rank's piece is consecutive elements from a multiple of 32 on.
-            In the state_dict.
+            In the state_dict, and in the groups, where all must have the same: a ``seed`` that a group was given is the optimizer's.
 
     Raises:
         ValueError: an option is not among those accepted, out of range or NaN.
@@ -142,6 +142,17 @@ class OptionAttribute(Generic[Value]):
 
     def __set__(self, optimizer: Any, value: Value) -> None:
         setattr(optimizer._options, self._name, value)
+
+
+class GroupOptionAttribute(OptionAttribute[Value]):
+    """The same of an option that all groups share and hold: writing it writes the groups, too."""
+
+    def __set__(self, optimizer: Any, value: Value) -> None:
+        check_group_options(type(optimizer).__name__, {self._name: value})
+        super().__set__(optimizer, value)
+        for group in optimizer.param_groups:
+            if self._name in group:
+                group[self._name] = value
 
 
 def takes_options(init: Constructor) -> Constructor:

@@ -259,7 +259,8 @@ class StepPlan:
         params = list(chain.from_iterable([group["params"] for group in groups]))
         places = [(_address(param), param.requires_grad) for param in params]
         shared = [group.get("shard_group") for group in groups]
-        return [self._batches, *state.values(), *params], [self.hyper.packed(groups).fixed_numbers(), places, shared]
+        numbers = [*self.hyper.packed(groups).fixed_numbers(), self._options.seed]
+        return [self._batches, *state.values(), *params], [numbers, places, shared]
 
     @contextmanager
     def replay(self) -> Iterator[None]:

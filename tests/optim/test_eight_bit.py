@@ -13,7 +13,7 @@ from amp_kernels._dispatch.policy import requested_backend
 from amp_kernels._raw._block8 import FIRST, SECOND, decode, encode
 
 from ..helpers.generators import normal
-from .eight_bit import EACH_KIND, assert_same_tensors, bits, optimizer_of, step, train
+from .eight_bit import EACH_KIND, assert_same_tensors, bits, optimizer_of, step, train, weights
 from .optimizers import STATEFUL, bf16, f32, params_of
 
 # ---- which parameters, and their memory ----
@@ -131,6 +131,44 @@ def test_the_seed_decides_the_bits(kind):
     assert_same_tensors(bits(first), bits(again))
     assert not all(map(torch.equal, bits(first), bits(other)))
     assert all(group["seed"] == 5 for group in first.param_groups)
+    assert all(group["seed"] == 6 for group in other.state_dict()["param_groups"])
+
+
+def test_a_seed_in_groups_is_the_optimizers():
+    """Also before a checkpoint is loaded, so that a resumed run continues."""
+
+    def of_groups(*seeds):
+        params = weights()
+        groups = [{"params": params[:2], **seeds[0]}, {"params": params[2:], **seeds[1]}]
+        return akopt.AdamW(groups, state_dtype="8bit")
+
+    runs = [of_groups({"seed": seed}, more) for seed, more in ((5, {"seed": 5}), (5, {}), (9, {}), (0, {}))]
+    for group in runs[2].param_groups:
+        group["seed"] = 5
+    runs[3].seed = 5
+    for optimizer in runs:
+        train(optimizer, 0, 2)
+        assert optimizer.seed == 5
+        assert_same_tensors(bits(optimizer), bits(runs[0]))
+    resumed = of_groups({}, {})
+    resumed.load_state_dict(runs[1].state_dict())
+    for mine, p in zip(params_of(resumed), params_of(runs[1]), strict=True):
+        mine.data.copy_(p)
+    for optimizer in (runs[0], resumed):
+        step(optimizer, 2)
+    assert_same_tensors(params_of(resumed), params_of(runs[0]))
+
+    refused = r"AdamW: groups have the seeds \[1, 2\]; accepted: the same one in all"
+    with pytest.raises(ValueError, match=refused):
+        of_groups({"seed": 1}, {"seed": 2})
+    optimizer = of_groups({"seed": 1}, {})
+    before = [p.clone() for p in params_of(optimizer)]
+    optimizer.param_groups[0]["seed"] = 2
+    with pytest.raises(ValueError, match=refused):
+        step(optimizer, 0)
+    assert_same_tensors(params_of(optimizer), before)
+    with pytest.raises(ValueError, match="AdamW: seed is -1"):
+        optimizer.seed = -1
 
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
