@@ -89,8 +89,8 @@ class Question:
     def __init__(self, ids: Tensor, mask: Tensor | None, temperature: float | Tensor, entropy: bool):
         self.ids, self.mask, self.temperature, self.entropy = ids, mask, temperature, entropy
 
-    def put(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        """``hidden``: ``[batch, rows, width]``, those of the last tokens."""
+    def put(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The answer as one tensor. ``hidden``: ``[batch, rows, width]``, those of the last tokens."""
         rows = hidden.shape[1] - 1
         target = self.ids[:, -rows:].to(hidden.device)
         if self.mask is not None:
@@ -98,7 +98,9 @@ class Question:
             target = target.masked_fill(~(mask[:, -rows:] & mask[:, -rows - 1 : -1]), _IGNORED)
         options = {"linear_bias": bias, "temperature": self.temperature}
         found = linear_log_probs(hidden[:, :-1], weight, target, entropy=self.entropy, **options)
-        self.answer = found if self.entropy else (found, found)
+        together = torch.stack(found) if self.entropy else found
+        self.answer = together.unbind() if self.entropy else (found, found)
+        return together
 
 
 _asked = threading.local()
@@ -159,15 +161,18 @@ def forward(self, *args: Any, **kwargs: Any) -> Any:
 
 
 def _answered(module: torch.nn.Module, question: Question, args: tuple, kwargs: dict) -> Any:
-    """The output of the model's own forward with the head's input as its logits, which answered the question."""
+    """The output of the model's own forward with the answer, computed from the head's input, as its logits: DDP and FSDP look for
+    tensors with gradients in outputs."""
     head = operands(module.lm_head)
     if head is None or type(head[0]) not in PLAIN:
         raise ValueError(
             f"token_log_probs: lm_head of {own_class(module).__name__} is a {type(module.lm_head).__name__} with hooks, adapters or a "
-            "weight of its own kind; accepted: a linear layer as convert(fuse_loss=True) found it"
+            "weight of its own kind; accepted: a linear layer as convert(fuse_loss=True) found it, sharded with the model around it"
         )
     found = _found(module, _view(module, _Loss(*head), module._modules), args, kwargs)
-    question.put(found["logits"] if hasattr(found, "keys") else found[0], *head)
+    if not hasattr(found, "keys"):
+        return question.put(found[0], *head), *found[1:]
+    found["logits"] = question.put(found["logits"], *head)
     return found
 
 

@@ -46,7 +46,8 @@ def token_log_probs(
     """Log-probabilities of the tokens of ``input_ids``, each given those in front of it, by :func:`amp_kernels.linear_log_probs`.
 
     The model is a causal language model of transformers after ``ak.convert(model, fuse_loss=True)``, in training or evaluation mode,
-    alone or inside of modules that call it. Its own forward runs, but its head returns its input, so the logits never exist.
+    alone or inside of modules that call it. Its own forward runs, but its head returns its input, so the logits never exist. Call it
+    with the model that DDP or FSDP returned; ``fully_shard`` leaves the head to the model around it.
 
     Args:
         model: the converted model.
@@ -65,6 +66,7 @@ def token_log_probs(
         TypeError: ``model`` is no module, or ``input_ids`` not int64.
         ValueError: a shape does not fit; the model was not converted, ``convert`` left it because it caps its logits (Gemma 2), or its
             head is more than a linear layer (LoRA, hooks, a DTensor). A scale of the logits (Cohere, Granite) is part of the result.
+            DistributedDataParallel has ``static_graph=True`` and gradients are computed.
 
     Examples:
         >>> try:
@@ -89,6 +91,10 @@ def token_log_probs(
         raise ValueError(
             f"{_OP}: model ({type(model).__name__}) has no causal head that ak.convert(model, fuse_loss=True) has fused; accepted: a model "
             "of transformers that convert does not leave as it is, because it changes its logits or its head is more than a linear layer"
+        )
+    if torch.is_grad_enabled() and any(getattr(module, "static_graph", False) for module in model.modules()):
+        raise ValueError(
+            f"{_OP}: model is DistributedDataParallel with static_graph=True, which would not reduce the first gradients; accepted: False"
         )
     question = Question(input_ids, attention_mask, temperature, entropy)
     with asking(question):

@@ -1,13 +1,20 @@
 """Log-probabilities of a head that is spread over ranks, against one process in float64."""
 
+import sys
+import types
+
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 
 import amp_kernels as ak
 from amp_kernels.distributed import vocab_parallel_log_probs
 
+from ..nn.test_head_loss import WORDS as VOCABULARY
+from ..nn.test_head_loss import Model, causal_loss
 from .test_agreement import Log
 from .worlds import everyone, whole
 
@@ -135,3 +142,62 @@ def refusals():
 def test_refusals_and_words_out_of_range(ranks):
     for (log_probs, entropy), grad in ranks.run(refusals, world=2):
         assert log_probs == entropy == grad == [True, False]
+
+
+WRAPPED = {
+    "DDP": DistributedDataParallel,
+    "DDP looks for unused": lambda m: DistributedDataParallel(m, find_unused_parameters=True),
+    "fully_shard": lambda m: fully_shard(m, mesh=everyone()),
+    "resharded": lambda m: fully_shard(m, mesh=everyone(), reshard_after_forward=True),
+    "16-bit outputs": lambda m: fully_shard(
+        m, mesh=everyone(), mp_policy=MixedPrecisionPolicy(output_dtype=torch.bfloat16)
+    ),
+}
+
+
+class Tuples(Model):
+    """FSDP looks into tuples."""
+
+    def forward(self, input_ids, labels=None, **kwargs):
+        output = super().forward(input_ids, labels, **kwargs)
+        return (output["logits"],) if labels is None else output
+
+
+def of_a_batch(entropy):
+    """The largest error of values and gradients of each wrapper, whose ranks have half of a batch each."""
+    sys.modules["transformers.loss.loss_utils"] = types.SimpleNamespace(ForCausalLMLoss=causal_loss)
+    torch.manual_seed(0)
+    ids = torch.randint(VOCABULARY, (4, 7))
+    own, errors = slice(2 * dist.get_rank(), 2 * dist.get_rank() + 2), {}
+    for name, wrap in WRAPPED.items():
+        theirs, ours = Tuples(bias=True), Tuples(bias=True)
+        ours.load_state_dict(theirs.state_dict())
+        log_p = theirs(ids)[0][:, :-1].log_softmax(-1)
+        want = log_p.gather(-1, ids[:, 1:, None])[..., 0] - entropy * (log_p.exp() * log_p).sum(-1)
+        want.sum().backward()
+        model = wrap(ak.convert(ours, fuse_loss=True))
+        got = ak.nn.token_log_probs(model, ids[own], entropy=entropy)
+        got = sum(got) if entropy else got
+        (2 * got).sum().backward()  # ranks take the mean
+        pairs = [
+            (got, want[own]),
+            *((p.grad, q.grad) for p, q in zip(ours.parameters(), theirs.parameters(), strict=True)),
+        ]
+        errors[name] = max((whole(a) - b).abs().max().item() for a, b in pairs)
+    fixed = DistributedDataParallel(ak.convert(Model(), fuse_loss=True), static_graph=True)
+    with pytest.raises(
+        ValueError, match="static_graph=True, which would not reduce the first gradients; accepted: Fal"
+    ):
+        ak.nn.token_log_probs(fixed, ids)
+    apart = ak.convert(Model(), fuse_loss=True)
+    fully_shard(apart.lm_head, mesh=everyone())
+    with pytest.raises(ValueError, match=r"lm_head of Model is a FSDPLinear .*; accepted: .* the model around it"):
+        ak.nn.token_log_probs(apart, ids)
+    return errors
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_a_batch_under_ddp_and_fully_shard(ranks, entropy):
+    """Their hooks begin the backward where a gradient reaches an output."""
+    for errors in ranks.run(of_a_batch, entropy, world=2):
+        assert max(errors.values()) <= 1e-5, errors
