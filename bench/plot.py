@@ -25,10 +25,10 @@ FAMILIES = {
 TRAININGS = {
     "torch": "torch, eager",
     "torch.compile": "torch.compile",
-    f"{OURS} three lines": "amp_kernels, three lines",
-    OURS: "amp_kernels",
-    f"{OURS} compile": "amp_kernels, compiled",
-    f"{OURS} fused norms": "amp_kernels, fused norms",
+    f"{OURS} three lines": "three lines",
+    OURS: "three lines + fused loss",
+    f"{OURS} compile": "the same, compiled",
+    f"{OURS} fused norms": "fused loss, fused norms",
 }
 STEP, LAYOUTS = "llama-1b", ("fp32", "bf16 + fp32 master", "bf16 + split master")
 BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0}  # a number hides the line
@@ -130,8 +130,7 @@ def _draw_training(plt, path: Path, rows: list[dict], training: list[dict]) -> b
     if last:
         between = " to ".join(sorted({f"{min(last):.4f}", f"{max(last):.4f}"}))
         note += f". Loss after {len(training[0]['losses'])} steps: {between}"
-    note += ".\n"
-    note += 'amp_kernels computes head and loss by ak.linear_cross_entropy ("three lines" does not), torch separately.'
+    note += ".\nFused loss: ak.linear_cross_entropy instead of head and loss."
     _draw(plt, path, panels, note)
     return True
 

@@ -10,7 +10,7 @@ import argparse
 import os
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -271,21 +271,48 @@ def write(folder: Path, rows: list[dict]) -> None:
 
 
 def markdown(folder: Path, page: Path) -> str:
-    """The tables of a results folder for a page that lies at `page`, with links that hold there."""
+    """The tables of a results folder for a page that lies at `page`, with links that hold there: ten rows and a picture, the goals, the
+    other tables, and where the rows come from. Rows whose kernels have not changed since come first."""
     rows, training = published(folder)
+    unchanged = sources.stands(folder)
+    rows, training = (sorted(part, key=lambda row: not unchanged(row)) for part in (rows, training))
     where = Path(os.path.relpath(folder, page.parent)).as_posix()
-    commits = dict.fromkeys(str(row["commit"]) for row in rows)
-    parts = [f"{machine(rows)} {sources.told(folder, commits)} Rows, table and pictures: `{where}`."]
-    parts += [f"## Summary\n\n{markdown_table(Section('Summary', summary.table(rows, training), 1))}"]
-    parts += [f"![{name}]({where}/{name}.png)" for name in plot.pictures(folder)]
-    gpu = Section("Goals of the kernels on a GPU", gpu_goals.table([*rows, *training]), 2)
-    on_cpu = any("isa" in row for row in rows)
-    tables = [gpu] * (len(gpu.table) > 1 and not on_cpu) + sections([*rows, *training])
-    parts += [f"## {section.title}\n\n{_folded(section)}" for section in tables]
+    pictures = [f"![{name}]({where}/{name}.png)" for name in plot.pictures(folder)]
+    parts = [
+        standing(rows, training, unchanged),
+        markdown_table(Section("", summary.table(rows, training, unchanged), 1)),
+    ]
+    parts += pictures[:1]
+    goals_of_gpu = gpu_goals.table([*rows, *training])
+    if len(goals_of_gpu) > 1 and not any("isa" in row for row in rows):
+        parts.append(f"## Goals\n\n{markdown_table(Section('', goals_of_gpu, 2))}")
+    parts += [f"## {section.title}\n\n{_folded(section)}" for section in sections([*rows, *training])]
+    if pictures[1:]:
+        parts.append("\n\n".join(["## Pictures", *pictures[1:]]))
     if bad := [row for row in rows if row["status"] != "ok"]:
         listed = "; ".join(f"{' '.join(row[key] for key in CASE)}, {row['provider']}: {row['reason']}" for row in bad)
         parts.append(f"Wrong or not run: {listed}.")
+    commits = dict.fromkeys(str(row["commit"]) for row in rows)
+    parts.append(
+        f"## Provenance\n\n{machine(rows)} {sources.told(folder, commits)} Rows, table and pictures: `{where}`."
+    )
     return "\n\n".join(parts)
+
+
+def standing(rows: list[dict], training: list[dict], unchanged: Callable[[dict], bool]) -> str:
+    """Machine and dates, and how many cases were timed with the kernels of today."""
+    found = cases([*rows, *training])
+    still = sum(all(map(unchanged, providers.values())) for providers in found.values())
+    dates = " and ".join(sorted({row["date"][:10] for row in [*rows, *training]}))
+    ran = (
+        f"{still} of them ran today's kernels, the others earlier ones"
+        if still
+        else "All ran earlier kernels than today's"
+    )
+    return (
+        f"{rows[0]['device']}, torch {rows[0]['versions']['torch']}, {dates}, {len(found)} cases. {ran} ([provenance](#provenance)). "
+        "Ratios below 1: torch is faster."
+    )
 
 
 def published(folder: Path) -> tuple[list[dict], list[dict]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from .harness.rows import OURS, cases
 from .harness.tables import Table
@@ -67,25 +67,32 @@ def _ms(row: dict) -> float:
     return row["ms"]
 
 
-def table(rows: list[dict], training: list[dict]) -> Table:
-    """At most ten lines: mean and worst ratio of each family, also those in which torch is faster."""
+def table(rows: list[dict], training: list[dict], unchanged: Callable[[dict], bool]) -> Table:
+    """At most ten lines: mean and worst ratio of each family, also those in which torch is faster; those that were timed with the
+    kernels of today first."""
     groups = {
         **{f"matrix products, {family}": lambda row, f=family: f in row.get("families", ()) for family in FAMILIES},
         "linear layers, MLPs": lambda row: row["op"] in ("linear", "mlp"),
         "norms": lambda row: row["op"] in ("layer_norm", "rms_norm"),
         **{f"optimizer step, {name}": lambda row, n=name: (row["op"], row["shape"]) == ("step", n) for name in LISTS},
     }
-    lines = [("", "cases", "torch's time / ours, mean", "worst", "worst case")]
+    head, lines = ("", "cases", "torch's time / ours, mean", "worst", "worst case", "kernels"), []
     for name, belongs in groups.items():
         if members := sorted(filter(belongs, timed(rows)), key=lambda row: row["speedup"]):
             mean, worst = statistics.geometric_mean(row["speedup"] for row in members), members[0]
             case = f"{worst['shape']} {worst['dtype']}"
-            lines.append((name, str(len(members)), f"{mean:.2f}", f"{worst['speedup']:.2f}", case))
+            today = _today(map(unchanged, members))
+            lines.append((name, str(len(members)), f"{mean:.2f}", f"{worst['speedup']:.2f}", case, today))
     for row in training:
         if row["dtype"] == "bf16" and row["provider"] == OURS:
-            lines.append((f"training step, {row['model']}", "1", *[f"{row['speedup']:.2f}"] * 2, row["shape"]))
+            today = _today([unchanged(row)])
+            lines.append((f"training step, {row['model']}", "1", *[f"{row['speedup']:.2f}"] * 2, row["shape"], today))
             break
-    return lines
+    return [head, *sorted(lines, key=lambda line: line[-1] != "today's")]
+
+
+def _today(unchanged: Iterable[bool]) -> str:
+    return "today's" if all(unchanged) else "earlier"
 
 
 def products(rows: list[dict]) -> Iterator[str]:

@@ -2,11 +2,21 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = "sources.json"
+_INCLUDE = re.compile(r'#include "(\w+)/')
+_LAYER = ("gemm", "activation", "column_sums")
+#: The folders of csrc that hold an op's kernels; of an op that is not here, any may.
+FOLDERS = {
+    "activation": ("activation",), "activation_backward": ("activation",), "cast_": ("cast",), "column_sums": ("column_sums",),
+    "gemm": ("gemm",), "gemm_accumulate_": ("gemm",), "gemm_dact": ("gemm",), "linear": _LAYER, "mlp": _LAYER,
+    "layer_norm": ("norm",), "rms_norm": ("norm",), "cross_entropy": ("loss",),
+    "check_and_norm": ("gradients",), "unscale_": ("gradients",), "adamw_": ("update",), "step": ("update", "gradients"),
+}  # fmt: skip
 
 
 def families(root: Path = ROOT) -> dict[str, str]:
@@ -35,6 +45,30 @@ def read(folder: Path) -> dict[str, dict[str, str]]:
     """By commit: the hashes of its families."""
     path = folder / FILE
     return json.loads(path.read_text()) if path.exists() else {}
+
+
+def stands(folder: Path, root: Path = ROOT) -> Callable[[dict], bool]:
+    """For rows of a folder: true of one whose op's kernels have the sources of today, with all that they include."""
+    recorded, now = read(folder), families(root)
+
+    def unchanged(row: dict) -> bool:
+        then = recorded.get(str(row["commit"]), {})
+        return all(
+            name in then and then[name] == now[name] for name in _included(FOLDERS.get(row["op"], tuple(now)), root)
+        )
+
+    return unchanged
+
+
+def _included(folders: Iterable[str], root: Path) -> set[str]:
+    """These folders of csrc and those whose headers they include, at any depth."""
+    found, new = set(), set(folders)
+    while new:
+        found |= new
+        files = [path for name in new for path in (root / "csrc" / name).glob("**/*.*")]
+        included = {name for path in files for name in _INCLUDE.findall(path.read_text())}
+        new = {name for name in included if (root / "csrc" / name).is_dir()} - found
+    return found
 
 
 def told(folder: Path, commits: Iterable[str], root: Path = ROOT) -> str:

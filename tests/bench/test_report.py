@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench import goals, plot, report, summary
+from bench.harness import sources
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,10 +91,11 @@ def test_pages_are_filled_between_their_marks(results, tmp_path):
         assert report.main([str(folder), "--page", str(full), "--readme", str(short)]) == 0
     text = full.read_text()
     assert text.startswith(
-        f"# Title\n\n{report.BEGIN}\nSome GPU; torch 2.11.0, amp_kernels 0.1.0; commit abc, 2026-01-02."
+        f"# Title\n\n{report.BEGIN}\nSome GPU, torch 2.11.0, 2026-01-02, 5 cases. All ran earlier kernels than today's"
     )
     assert text.endswith(f"{report.END}\n\n## Next\n")
     assert "old" not in text
+    assert "## Provenance\n\nSome GPU; torch 2.11.0, amp_kernels 0.1.0; commit abc, 2026-01-02." in text
     assert "Peers: apex absent, flashoptim 0.1.4. Measured in the same run: copy 4,250 GB/s" in text
     assert "Rows, table and pictures: `../bench/results/some-gpu`." in text
     assert "| aligned | bf16 | 2 | 2.00 | 0.50 | a | 0.80 | 0.40 |" in text
@@ -101,7 +103,7 @@ def test_pages_are_filled_between_their_marks(results, tmp_path):
     assert sorted(path.name for path in folder.glob("*.png")) == ["memory.png", "products.png", "step.png"]
     assert (folder / "step.png").read_bytes().startswith(b"\x89PNG")
     assert "![products](../bench/results/some-gpu/products.png)" in text
-    assert "| matrix products, aligned | 2 | 2.00 | 0.50 | a bf16 |" in text
+    assert "| matrix products, aligned | 2 | 2.00 | 0.50 | a bf16 | earlier |" in text
     assert "Wrong or not run" not in text
     assert short.read_text() == (
         f"# Title\n\n{report.BEGIN}\n"
@@ -206,7 +208,22 @@ def test_the_projects_pages_show_its_rows(machine, page, shown):
     assert f"{report.BEGIN}\n{text}\n{report.END}" in (ROOT / page).read_text(), (
         f"python -m bench.report bench/results/{machine} {option} {page}"
     )
-    assert ("Goals of the kernels on a GPU" in text) == (page == "docs/gpu.md")
+    assert ("## Goals\n\n| goal | statistic |" in text) == (page == "docs/gpu.md")
+
+
+def test_cases_of_todays_kernels_come_first(results, tmp_path, monkeypatch):
+    folder = results([*products(), step("torch", 1000), step("amp_kernels", 500)])
+    now = dict.fromkeys(("base", "device", "emulator", "gemm", "activation", "gradients", "update"), "1")
+    monkeypatch.setattr(sources, "families", lambda root: now)
+    (folder / sources.FILE).write_text(
+        json.dumps({"abc": {**now, "activation": "0"}})
+    )  # which the GEMM includes, the step does not
+    shown = report.markdown(folder, tmp_path / "README.md")
+    assert "4 cases. 1 of them ran today's kernels, the others earlier ones" in shown
+    lines = [line for line in shown.splitlines() if line.endswith(("| today's |", "| earlier |"))]
+    assert [line.split("|")[1].strip() for line in lines] == [
+        "optimizer step, llama-1b", "matrix products, aligned", "matrix products, skinny", "matrix products, fp32 accumulated",
+    ]  # fmt: skip
 
 
 def test_a_quick_look_is_not_published(results, tmp_path, capsys):
