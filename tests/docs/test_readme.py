@@ -34,6 +34,17 @@ def table(after):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[start:stop]]
 
 
+def features():
+    """Head and rows of both tables of features."""
+    text = TEXT[TEXT.index("## Compared") : TEXT.index("## Read on")]
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.M):
+        head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()]
+        yield head, rows
+
+
+FEATURES = list(features())
+
+
 def test_the_prose_has_at_most_900_words():
     prose = re.sub(r"```.*?```|<!--.*?-->|^\|.*$|^\[.*$", "", TEXT, flags=re.S | re.M)
     words = re.sub(r"\]\([^)]*\)", "]", prose).split()
@@ -44,13 +55,48 @@ def test_links_lead_somewhere_and_pictures_exist():
     for target in re.findall(r"\]\(([^)]+)\)", TEXT):
         if not target.startswith("https://"):
             assert (ROOT / target.partition("#")[0]).exists(), target
-    head, *rows = table("Compared with other packages")
-    for name in re.findall(r"\[(.+?)\]", " ".join(head)):
-        assert re.search(rf"^\[{re.escape(name)}\]: https://", TEXT, re.M), name
-    assert all(len(row) == len(head) for row in rows)
+    for head, rows in FEATURES:
+        for name in re.findall(r"\[(.+?)\]", " ".join(head)):
+            assert re.search(rf"^\[{re.escape(name)}\]: https://", TEXT, re.M), name
+        assert all(len(row) == len(head) for row in rows)
 
 
-@pytest.mark.parametrize("cell", [row[1] for row in table("Compared with other packages")[2:]])
+#: What the rows of a feature are called in the record of the H200: ops, or kinds of training step.
+TIMED = {
+    "GEMM with bias, activation and their gradients": ("linear", "mlp"), "norms that also add the residual": ("amp_kernels fused norms",),
+    "rotary embedding of queries and keys, with their norms": ("rotary",), "grouped products for experts": ("grouped_mm",),
+    "head and loss without all logits": ("linear_cross_entropy", "amp_kernels"),
+    "log-probabilities and entropies of tokens from FP32 logits": ("linear_log_probs",), "16-bit logits, FP32 loss": ("cross_entropy",),
+    "converts a model in place": ("amp_kernels",), "fused Adam, AdamW": ("step", "adamw_"),
+    "fused SGD, Lion, LAMB, Muon": ("sgd_", "lion_", "lamb_", "muon_step"), "clipping inside the update": ("step",),
+    "split master weights": ("bf16 + split master",), "8-bit moments": ("bf16 + split24, 8-bit moments",), "loss scaler": ("step",),
+}  # fmt: skip
+
+
+def test_features_were_timed_on_a_gpu_where_the_table_says_so():
+    rows, training = report.published(H200)
+    found = {row[key] for row in rows if row["provider"] == "amp_kernels" for key in ("op", "dtype")}
+    found |= {row["provider"] for row in training}
+    for name, _, cell, *_ in (row for _, rows in FEATURES for row in rows):
+        names = TIMED.get(name)
+        assert cell == (("timed" if found & set(names) else "not timed") if names else NONE), name
+
+
+def test_what_others_have_stands_in_the_dated_file():
+    """It names what was found in which version; a cell without an entry was not looked up."""
+    facts = json.loads((ROOT / "tests/docs/packages.json").read_text())
+    assert facts["date"] in TEXT[TEXT.index("## Compared") :]
+    known = set()
+    for head, rows in FEATURES:
+        for column in range(3, len(head)):
+            package = head[column].partition("[")[2].partition("]")[0]
+            known.add(package)
+            for row in rows:
+                assert (row[column] == NONE) == (row[0] not in facts["packages"][package]), (package, row[0])
+    assert known == set(facts["packages"])
+
+
+@pytest.mark.parametrize("cell", [row[1] for _, rows in FEATURES for row in rows])
 def test_our_features_exist(cell):
     if cell == NONE:
         return
@@ -65,7 +111,7 @@ def test_our_features_exist(cell):
 
 
 def test_fp8_is_absent_as_the_table_says():
-    row = next(row for row in table("Compared with other packages") if row[0] == "FP8")
+    row = next(row for row in FEATURES[0][1] if row[0] == "FP8")
     assert row[1] == NONE
     eight = torch.ones(16, 16).to(torch.float8_e4m3fn)
     with pytest.raises(TypeError):
