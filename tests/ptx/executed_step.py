@@ -109,6 +109,39 @@ def test_rows_of_a_loss_that_are_brought_ahead(rows, classes, soft, seeds):
             same_bits(got, want, f"{rows} rows of {classes}, seed {seed}")
 
 
+@pytest.mark.parametrize(
+    ("rows", "classes", "dtype"),
+    [(18, 1001, torch.bfloat16), (3, 8200, torch.float16), (9, 129, torch.float32)],
+    ids=str,
+)
+def test_log_probs_of_longer_rows(rows, classes, dtype, seeds):
+    """Statistics of fp32 logits with a temperature, masked and ignored rows; from them a scaled gradient, of entropies too."""
+    op = REGISTRY["cross_entropy_rows_"]
+    generator = torch.Generator().manual_seed(classes)
+    logits, temperature = (
+        4 * torch.randn(rows, classes, generator=generator),
+        torch.rand(rows, generator=generator) + 0.5,
+    )
+    logits[0], logits[2, ::2] = -torch.inf, -torch.inf
+    target = torch.randint(classes, (rows,), generator=generator)
+    target[1::3] = -100
+    factor, bend = (2.0**10 * torch.randn(rows, generator=generator) for _ in range(2))
+    for seed in seeds:
+        it, results = set_chip(90, 1), {}
+        it.seed = seed
+        for backend, device in (("cuda", "cuda"), ("emulate", "cpu")):
+            x, y, t, g, h = (value.to(device, copy=True) for value in (logits, target, temperature, factor, bend))
+            loss, sums = torch.zeros(rows, device=device), torch.zeros(3, rows, device=device)
+            grad = torch.zeros(rows, classes, dtype=dtype, device=device)
+            with ak.backend(backend):
+                op(x, y, None, None, loss, None, temperature=t, statistics=sums)
+                op(x, y, None, g, None, grad, temperature=t, known=sums, entropy_factor=h)
+            results[backend] = [value.cpu() for value in (loss, sums, grad)]
+        assert "cross_entropy_rows_kernel" in it.launched[-1]
+        for got, want in zip(*results.values(), strict=True):
+            same_bits(got, want, f"{rows} rows of {classes}, seed {seed}")
+
+
 def test_sums_over_long_rows():
     """Rows of more than 8,192 columns, which a kernel of their own adds up; against float64."""
     it, generator = set_chip(90, 2), torch.Generator().manual_seed(0)
