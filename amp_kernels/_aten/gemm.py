@@ -3,6 +3,7 @@
 A product goes out in the operands' dtype, with its bias or residual in the same call, so an activation reads a pre-activation that
 is rounded to 16 bits, as torch's own layers do; an FP32 bias or residual is rounded to 16 bits, too. Results of another dtype are the
 reference's, and so is what must not depend on the number of rows, unless an op of the package has kernels for it (:func:`products`).
+``torch._addmm_activation`` has no place here: cuBLASLt does not say that its ReLU keeps NaN, which must reach the loss.
 """
 
 from __future__ import annotations
