@@ -97,7 +97,9 @@ def samples(device: str) -> Iterator[Sample]:
     yield call(1024.0, 1, 0, [0.0], high=1500.0, hysteresis=3)  # at the ceiling, hysteresis refilled
     yield call(1024.0, 1, 3, [1.0], hysteresis=3)  # tolerated
     yield call(1024.0, 1, 1, [1.0], hysteresis=3)  # the last straw
+    yield call(1024.0, 0, 1, [0.0], hysteresis=3)  # not refilled
     yield call(1024.0, 0, 1, [0.0], hysteresis=3, consecutive=True)  # refilled without growth
+    yield call(1024.0, 1, 1, [0.0] * 256 + [1.0])  # more flags than a launch takes
     for found in (0.0, 1.0):
         counters = (torch.tensor(n, device=device) for n in (7, 2))
         yield call(1024.0, 0, 1, [found], **dict(zip(("skipped_steps", "consecutive_skips"), counters, strict=True)))

@@ -170,6 +170,18 @@ def test_a_finite_double_above_the_range_of_float32_is_no_overflow():
         assert run_each(grads, norm_type=norm_type) == (math.inf, 0.0)
 
 
+def test_more_tensors_than_a_launch_has_warps_and_slots(monkeypatch):
+    monkeypatch.setenv("AMP_KERNELS_EMULATE_SMS", "132")
+    grads = [normal(1 + i % 5, dtype=FLOATS[i % 4], seed=i) for i in range(3500)]
+    want = [expected([grad]) for grad in grads[1:]]
+    assert run(grads)[0] == pytest.approx(expected(grads), rel=1e-6)
+    grads[0][0] = math.nan
+    assert run(grads)[1] == 1.0
+    norms, found = run_each(grads, per_tensor=True)
+    assert found == [1.0, *[0.0] * 3499]
+    assert norms[1:] == pytest.approx(want, rel=1e-6)
+
+
 def test_each_tensor_has_its_own_results_whatever_the_others_hold():
     sizes = [0, 1, 5, 16_384, 16_385, 50_000, 0, 3]
     grads = [normal(n, dtype=FLOATS[i % 4], seed=i) for i, n in enumerate(sizes)]

@@ -165,8 +165,10 @@ def placed(x, way):
         return x.transpose(1, 2).contiguous().transpose(1, 2)
     if way == "beside others":  # as a part of one projection for queries, keys and values
         return torch.cat([x, x, x], dim=-1).transpose(1, 2).contiguous().transpose(1, 2)[..., : x.shape[-1]]
-    if way in ("rows apart", "unaligned"):
-        return embed(x, offset=int(way == "unaligned"))[0]
+    if way == "rows apart":  # by half of 16 bytes
+        return embed(x, pad=4)[0]
+    if way == "unaligned":
+        return embed(x, offset=1)[0]
     if way == "gaps between columns":
         return embed(x, step=2)[0]
     if way == "transposed":

@@ -124,6 +124,8 @@ def test_emulated_kernels_have_the_cpus_bits(rule, moment_dtype, moved):
         shapes = ((7, 5), (0, 3), (), (1031,), (64,))
         updates = [Update(rule, KINDS, shapes, **made) for _ in range(2)]
         for update in updates:
+            update.layout[4::5, 4] += 3 << 32  # rows of a wider tensor, behind its first 3 * 32 elements
+            update.layout[4::5, 5:] = torch.tensor([32, 96])
             for name in moved:
                 lists = update.moments if name == "moments" else [getattr(update, name)]
                 for tensors_ in lists:

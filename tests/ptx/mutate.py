@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 from ..planting import too_few
-from .families import FAMILIES, Family
+from .families import CHANGE_NOTHING, FAMILIES, Family
 from .operators import Change, changes
 from .traps import TRAPS
 
@@ -126,7 +126,11 @@ def main() -> int:
         left = arguments.each
         for mutant in [*TRAPS.get(name, []), *drawn_changes(family, sources)]:
             kind = "operator" if isinstance(mutant, Change) else "trap"
-            if arguments.at not in mutant.why or (kind == "operator" and left == 0):
+            if (
+                (name, mutant.why) in CHANGE_NOTHING
+                or arguments.at not in mutant.why
+                or (kind == "operator" and left == 0)
+            ):
                 continue
             outcome, detail = try_mutant(mutant, family, runs)
             if kind == "operator":
