@@ -1,6 +1,5 @@
 """CONTRIBUTING's steps for a new optimizer: one declaration, two functions for Triton's kernels, one class and one row in
-the test table. Shown with Adagrad (Duchi et al., JMLR 2011) in a copy of the package; in C++: tests/emulator/
-test_new_rule.cpp."""
+the test table. Shown with Adagrad (Duchi et al., JMLR 2011) in a copy of the package."""
 
 import os
 import re

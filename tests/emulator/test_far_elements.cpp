@@ -6,6 +6,7 @@
 
 #include "activation/backward.cu"
 #include "activation/forward.cu"
+#include "any_buffer.h"
 #include "cast/cast.cu"
 #include "column_sums/column_sums.cu"
 #include "embedding/accumulate.cu"
@@ -15,7 +16,6 @@
 #include "loss/cross_entropy.cu"
 #include "norm/backward.cu"
 #include "norm/forward.cu"
-#include "tensor_lists.h"
 
 namespace ak::test {
 namespace {
