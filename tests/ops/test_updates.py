@@ -121,11 +121,11 @@ def test_emulated_kernels_have_the_cpus_bits(rule, moment_dtype, moved):
     lrs, decays = [0.01 * i for i in range(count)], [0.1 + i / 64 for i in range(count)]
     for optional, grad_dtype in ((True, None), (False, F32)):
         made = {"optional": optional, "moment_dtype": moment_dtype, "grad_dtype": grad_dtype, "first": optional}
-        shapes = ((7, 5), (0, 3), (), (1031,), (64,))
+        shapes = ((7, 5), (0, 3), (), (1031,), (128,))
         updates = [Update(rule, KINDS, shapes, **made) for _ in range(2)]
         for update in updates:
             update.layout[4::5, 4] += 3 << 32  # rows of a wider tensor, behind its first 3 * 32 elements
-            update.layout[4::5, 5:] = torch.tensor([32, 96])
+            update.layout[4::5, 5:] = torch.tensor([32, 2**34])
             for name in moved:
                 lists = update.moments if name == "moments" else [getattr(update, name)]
                 for tensors_ in lists:
