@@ -308,14 +308,19 @@ def call_together(calls: Sequence[tuple[Op | KernelOp, tuple]]) -> None:
             op(*args)
         return
     bound = [functools.partial(function, *args) for function, (_, args) in zip(functions, calls, strict=True)]
-    try:
-        with torch._C._AutoDispatchBelowADInplaceOrView():
-            deque(map(functools.partial.__call__, bound), maxlen=0)
-    except RuntimeError as error:
-        raise memory.translated("step", error) from None
+    run(functools.partial(deque, map(functools.partial.__call__, bound), maxlen=0))
     for op, args in calls:
         if isinstance(op, Op):
             op._bump_versions(args, {})
+
+
+def run(step: Callable[[], Any]) -> None:
+    """Call functions of :meth:`Op.in_cpp` that are bound to the arguments of a step."""
+    try:
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            step()
+    except RuntimeError as error:
+        raise memory.translated("step", error) from None
 
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # anything else needs the dispatcher

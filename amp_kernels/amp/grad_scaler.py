@@ -30,6 +30,7 @@ from .._raw.update_scale import op as update_scale
 from .._sharding.agreement import Agreement
 from .._sharding.zero import inner_optimizer
 from ..optim._base import FusedOptimizer
+from ..optim._release import watch_scaled
 from ._arguments import check_closure, check_optimizer, one_norm
 from ._gradients import Agreements, check, has_foreign, local_grads, unscale
 from ._records import clean, combined, record_of, stepped_flags, watch_backward
@@ -184,6 +185,7 @@ class GradScaler(HasCompiledCalls, CheckedSetters):
         scaled = super().scale(outputs)
         if self._enabled:
             watch_backward(scaled, self._per_optimizer_states)
+            watch_scaled(scaled)
         return scaled
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:

@@ -61,7 +61,8 @@ def graph_step(
         TypeError: the optimizer or the scaler is not of this package, ``model`` is no module or ``step_fn`` no function; when called,
             an input is not a tensor.
         ValueError: ``warmup`` is below 2; when called, an input has another shape, dtype or device than in the first call, or a
-            parameter that requires a gradient has none in the step, so that no replay would update it.
+            parameter that requires a gradient has none in the step, so that no replay would update it, or gradients are released
+            (:func:`amp_kernels.optim.release_gradients`).
         RuntimeError: when called, the step reads a value on the host (``.item()``, ``if tensor``, a mask as an index), or changes a
             number of the optimizer's groups, as a scheduler does; a replay would do neither. Nothing changes when an error is
             raised, but state created by a first step (zero moments, the scale on the device) may remain.
@@ -120,6 +121,10 @@ class GraphedStep:
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the step on a batch. Returns the same tensors every time."""
+        if self._optimizer._released is not None:
+            raise ValueError(
+                "graph_step: the optimizer releases its gradients (release_gradients); accepted: one whose gradients are all there in step()"
+            )
         self._take_inputs(inputs)
         with _on(self._device()):
             with self._rates_put_back_on_error() if self._key is None else contextlib.nullcontext():

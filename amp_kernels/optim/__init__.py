@@ -14,6 +14,7 @@ Examples:
 from ..ops._shadows import refresh_shadows
 from ._export import fp32_state_dict
 from ._options import MixedPrecision
+from ._release import ReleasedGradients, release_gradients
 from .adam import Adam
 from .adamw import AdamW
 from .lamb import LAMB
@@ -21,4 +22,16 @@ from .lion import Lion
 from .muon import Muon
 from .sgd import SGD
 
-__all__ = ["LAMB", "SGD", "Adam", "AdamW", "Lion", "MixedPrecision", "Muon", "fp32_state_dict", "refresh_shadows"]
+__all__ = [
+    "LAMB",
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Lion",
+    "MixedPrecision",
+    "Muon",
+    "ReleasedGradients",
+    "fp32_state_dict",
+    "refresh_shadows",
+    "release_gradients",
+]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from ._groups import GroupChecks
 from ._options import DEFAULTS, GroupOptionAttribute, MixedPrecision, OptionAttribute, Options, checked_options
 from ._plan import StepPlan
 from ._store import Join, StateStore
+
+if TYPE_CHECKING:
+    from ._release import ReleasedGradients
 
 
 def hooked_if_watched(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,6 +66,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
     _request: StepRequest | None = None
     _answer: StepAnswer | None = None
     _in_closure = False
+    _released: ReleasedGradients | None = None
     _switches: dict[str, bool] = {}  # noqa: RUF012 (never written)
 
     master_weights = OptionAttribute[str]()
@@ -171,12 +175,17 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
             The closure's result, or ``None``.
 
         Raises:
-            RuntimeError: a gradient is sparse.
+            RuntimeError: a gradient is sparse; or gradients are released, and this step does not fit to the updates within backward
+                (:func:`release_gradients`).
             TypeError: a gradient is complex or an integer.
             ValueError: a hyper-parameter is NaN. Nothing has been changed when any of these is raised.
         """
-        loss = None
+        loss, released = None, self._released
         if closure is not None:
+            if released is not None:
+                raise RuntimeError(
+                    f"{type(self).__name__}: a closure would run backward within step(), and gradients are released; accepted: None"
+                )
             self._in_closure = True
             try:
                 with torch.enable_grad():
@@ -184,10 +193,20 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
             finally:
                 self._in_closure = False
         request = self._request or self.default_request()
-        answer = self.plan.step(self.param_groups, self.state, request)
-        if self._answer is not None:
-            self._answer = answer
+        if released is None or released.check_step(request):
+            answer = self.plan.step(self.param_groups, self.state, request)
+            if self._answer is not None:
+                self._answer = answer
+        if released is not None:
+            released.end_step()
         return loss
+
+    @torch._disable_dynamo  # as torch's
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's. With :func:`release_gradients` it also ends a step, as after a backward that failed."""
+        if self._released is not None:
+            self._released.reset()
+        super().zero_grad(set_to_none)
 
     def default_request(self, max_norm: float | None = None) -> StepRequest:
         """The step that the optimizer's options ask for, with the scale and flag that torch's scaler leaves in attributes.

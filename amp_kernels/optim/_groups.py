@@ -133,8 +133,8 @@ class GroupChecks:
             return  # torch refuses it
         check_iterable(f"{label}['params']", params, "a tensor, model.parameters(), model.named_parameters()")
         group["params"] = [params] if isinstance(params, Tensor) else list(params)
-        known = {id(param): f"{label} of group {i}" for i, old in enumerate(groups) for label, param in _labels(old)}
-        for label, param in _labels(group):
+        known = {id(param): f"{label} of group {i}" for i, old in enumerate(groups) for label, param in labels(old)}
+        for label, param in labels(group):
             label = f"{label} of group {len(groups)}"
             first = known.setdefault(id(param), label)
             if first is not label:
@@ -220,7 +220,7 @@ class GroupChecks:
         self._algorithm.of(group).check_param(label, param, group)
 
 
-def _labels(group: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+def labels(group: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """The group's parameters, each with its name, if it was built from ``named_parameters()``, or its position."""
     names = group.get("param_names")
     for i, entry in enumerate(group["params"]):
@@ -300,6 +300,11 @@ class HyperParameters:
     def forget(self) -> None:
         self._packed = None
 
+    @property
+    def on_host(self) -> bool:
+        """True if no number of the groups that were packed last is read on the device."""
+        return not (self._decays or self._tensor_rates)
+
     def packed(self, groups: list[dict[str, Any]]) -> PackedGroups:
         """The numbers of the groups with the learning rates of now, checked. A rate that is a tensor counts as 0 here."""
         packed, master_weights = self._packed, self._options.master_weights
@@ -325,7 +330,7 @@ class HyperParameters:
     def on_device(self, groups: list[dict[str, Any]], device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
         """Learning rates and weight decays that the op reads on the device: rates if any of them is a tensor, decays within
         :meth:`decays_from`."""
-        if not (self._decays or self._tensor_rates):
+        if self.on_host:
             return [], []
         rates = list(map(_rate, groups))
         decays = [at(decay, device) for decay in self._decays]

@@ -13,7 +13,7 @@ import operator
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
@@ -22,10 +22,12 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from .._dispatch import nodes, walks
+from .._dispatch.library import run
 from .._raw._block8 import BLOCK
-from .._sharding.agreement import shard_number
+from .._sharding.agreement import LatestAgreement, shard_number
 from .._sharding.local import is_dtensor, local
 from .._sharding.pieces import rows_of
+from .._updates.arguments import UpdateArguments
 from .._updates.op import UpdateOp
 from .._updates.state import TABLE_DTYPES, Column
 from ..ops._shadows import ShadowList
@@ -79,15 +81,14 @@ class DeviceBatch:
 
 
 def make_batches(
-    params: list[Tensor],
+    number: dict[int, int],
     active: list[tuple[int, Place]],
     counts: list[bool],
     shard_group: ProcessGroup | None,
     op_of: Callable[[dict[str, Any]], UpdateOp],
 ) -> list[DeviceBatch]:
-    """The batches of the ``active`` parameters, each given with the number of its group. ``counts``: which of ``params``, all of the
-    optimizer's, count on this rank in norms. ``op_of(group)``: the op that updates a group."""
-    number = {id(param): i for i, param in enumerate(params)}  # as in the state_dict
+    """The batches of the ``active`` parameters, each given with the number of its group. ``number``: of all the optimizer's parameters,
+    by id, as in the state_dict. ``counts``: which of them count on this rank in norms. ``op_of(group)``: the op that updates a group."""
     if not all(counts):
         active = sorted(active, key=lambda entry: not counts[number[id(entry[1].param)]])
     by_device: dict[tuple[torch.device, UpdateOp], list[tuple[int, Place, Tensor]]] = defaultdict(list)
@@ -102,7 +103,7 @@ def make_batches(
         position = {block: i for i, block in enumerate(group_of)}
         rows = []
         for (group, place, _), index in zip(members, numbers, strict=True):
-            random = random_place(place.param, index, len(params), shard_group)
+            random = random_place(place.param, index, len(number), shard_group)
             rows.append((position[place.block], place.offset, place.slot, group, *random))
         batches.append(
             DeviceBatch(
@@ -213,6 +214,15 @@ class Launch(NamedTuple):
     grads: list[Tensor]  # empty if there is a table
     table: TensorTable | None
 
+    def note_written(self) -> None:
+        """After the update: tell autograd what it cannot see from addresses, and shadows and masters that they are up to date."""
+        if self.table is not None:
+            self.table.bump_versions()
+        elif self.batch.sharded:
+            torch.autograd.graph.increment_version(self.batch.sharded)
+        self.batch.shadows.stamp()
+        self.batch.written.stamp()
+
 
 class CachedStep:
     """The launches of a step and its guards: parameters with and without a gradient, the values of ``optimizer.state``, and
@@ -251,3 +261,36 @@ class CachedStep:
                 return None
             launches.append(Launch(batch, [], table) if self.with_tables else Launch(batch, table.grads(), None))
         return launches
+
+
+@dataclass
+class LoneStep:
+    """The step of one parameter alone."""
+
+    place: Place
+    batch: DeviceBatch
+    versions: array  # of the place, which another batch may have taken over since
+    agreement: LatestAgreement = field(default_factory=LatestAgreement)
+    _launch: Launch | None = None
+    _update: Callable[[], None] | None = None  # the op and its arguments, of which the table has the gradient
+
+    def belongs_to(self, place: Place | None) -> bool:
+        return place is self.place and place.versions is self.versions
+
+    def cache(self, arguments: UpdateArguments, grads: list[Tensor]) -> None:
+        """Keep the step that these arguments take, for :meth:`take`."""
+        self._launch = Launch(self.batch, [], TensorTable(self.batch, grads))
+        op, values = self.batch.op.bound(arguments, self._launch.table.tensor)
+        self._update = functools.partial(op.in_cpp(values), *values)
+
+    def take(self) -> bool:
+        """Repeat the cached step with the gradient and the learning rate of now; ``False``, having done nothing, if anything else of
+        the parameter is other than it was."""
+        if self._launch is None or not self._launch.table.refresh():
+            return False
+        if self.batch.shadows.pairs:
+            self.batch.shadows.renew()
+        self.batch.written.adopt()
+        run(self._update)
+        self._launch.note_written()
+        return True

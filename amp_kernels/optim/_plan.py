@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -26,13 +26,14 @@ from .._updates.op import UpdateCall, take_together
 from ._algorithm import Algorithm, Update
 from ._gradients import GradientReader, StepAnswer, StepRequest, measure
 from ._groups import GroupChecks, HyperParameters, PackedGroups
-from ._launches import CachedStep, DeviceBatch, Launch, addressable, make_batches
+from ._launches import CachedStep, DeviceBatch, Launch, LoneStep, addressable, make_batches
 from ._options import Options
 from ._state import Place, refuse_other_device, signature
 from ._store import Entry, StateStore
 
 Groups = list[dict[str, Any]]
 _shard_group = operator.methodcaller("get", "shard_group")
+_Member = tuple[int, int, Tensor]  # the number of a group, the position in it, and the parameter there
 
 
 @dataclass
@@ -73,6 +74,8 @@ class StepPlan:
         self._needs_norm: bool | None = None  # the last step; None: it has none
         self._batches: tuple[tuple, list[DeviceBatch]] = ((), [])  # with what they were made from
         self.cached: CachedStep | None = None
+        self._alone: tuple = ()  # what the steps of single parameters share, besides groups and state,
+        self._lone: dict[int, LoneStep] = {}  # and these steps
         self.hyper.forget()
 
     def agreement(self, groups: Groups) -> Agreement:
@@ -111,14 +114,10 @@ class StepPlan:
             # The first call may lack memory: not one after others whose memory has been used before.
             calls = member.prepared(own, self._agreement, groups) + calls
         take_together(calls)
-        for batch, _, table in launches:
-            if table is not None:
-                table.bump_versions()
-            elif batch.sharded:
-                torch.autograd.graph.increment_version(batch.sharded)
-            batch.shadows.stamp()
-            batch.written.stamp()
+        for launch in launches:
+            launch.note_written()
             if options.zero_grads:
+                batch, _, table = launch
                 grads = table.grads() if table is not None else [local(param.grad) for param in batch.params]
                 torch._foreach_zero_(grads)
         return answer
@@ -175,14 +174,13 @@ class StepPlan:
         new one in each step costs no more than it must."""
         self._store.outgrow()
         self.agreement(groups)
-        active = self._find_active(groups, state)
+        active = self._find_active(groups, state, _members(groups))
         if active.missing:
             self._make_state(active, state)
         batches, new = self._batches_of(active, [len(group["params"]) for group in groups])
         grad_of = {id(param): grad for param, grad in zip(active.params, active.grads, strict=True)}
         grads = [[grad_of[id(param)] for param in batch.params] for batch in batches]
-        cacheable = batches and not (new or active.copied or backend is False)
-        if cacheable and nodes.step_walk() is not None and all(map(addressable, batches, grads)):
+        if batches and not new and self._is_cacheable(batches, grads, active, backend):
             key = self._key(groups, packed, backend)
             self.cached = CachedStep(groups, state, batches, grads, key, self._takes_tables(batches))
         return [Launch(batch, found, None) for batch, found in zip(batches, grads, strict=True)]
@@ -192,39 +190,39 @@ class StepPlan:
         shared = self._options.shard_group, list(map(_shard_group, groups))
         return backend, self._store.version, packed.used, packed.averaged, shared
 
-    def _find_active(self, groups: Groups, state: dict) -> _Active:
-        """Check every gradient and look up the state of its parameter; adopt writes to parameters that have moved."""
+    def _find_active(self, groups: Groups, state: dict, members: Iterable[_Member]) -> _Active:
+        """Check the gradient of every member and look up the state of its parameter; adopt writes to parameters that have moved."""
         active, read, known = _Active(), self._gradients.read, self._store.places
-        for index, group in enumerate(groups):
-            for position, param in enumerate(group["params"]):
-                shown_grad = param.grad
-                if shown_grad is None:
-                    continue
-                piece = local(param)
-                place, shown = known.get(id(param)), state.get(param)
-                if place is None or place.state is not shown or place.signature != signature(param):
-                    # New, thawed, moved or converted, or its state was replaced: adopt the shown state.
-                    self._checks.check_param(group, position)
-                    if place is not None and place.signature == signature(param):
-                        for name, value in (shown or {}).items():
-                            refuse_other_device(name, value, piece)
-                    active.missing.append((group, param, self._store.current(param, state)))
-                    place = None
-                elif place.unloaded is not None or place.address != piece.data_ptr():
-                    if place.unloaded is not None and is_capturing(param):
-                        raise RuntimeError(
-                            f"{self._name}: the first step after load_state_dict compares weights on the host, which a CUDA graph "
-                            "cannot record; take one step before the capture"
-                        )
-                    place.settle()
-                grad = read(param, shown_grad, piece)
-                if grad is not shown_grad and grad is not local(shown_grad):
-                    active.copied = True
-                active.params.append(param)
-                active.groups.append(index)
-                active.places.append(place)
-                active.pieces.append(id(piece))
-                active.grads.append(grad)
+        for index, position, param in members:
+            shown_grad = param.grad
+            if shown_grad is None:
+                continue
+            group = groups[index]
+            piece = local(param)
+            place, shown = known.get(id(param)), state.get(param)
+            if place is None or place.state is not shown or place.signature != signature(param):
+                # New, thawed, moved or converted, or its state was replaced: adopt the shown state.
+                self._checks.check_param(group, position)
+                if place is not None and place.signature == signature(param):
+                    for name, value in (shown or {}).items():
+                        refuse_other_device(name, value, piece)
+                active.missing.append((group, param, self._store.current(param, state)))
+                place = None
+            elif place.unloaded is not None or place.address != piece.data_ptr():
+                if place.unloaded is not None and is_capturing(param):
+                    raise RuntimeError(
+                        f"{self._name}: the first step after load_state_dict compares weights on the host, which a CUDA graph "
+                        "cannot record; take one step before the capture"
+                    )
+                place.settle()
+            grad = read(param, shown_grad, piece)
+            if grad is not shown_grad and grad is not local(shown_grad):
+                active.copied = True
+            active.params.append(param)
+            active.groups.append(index)
+            active.places.append(place)
+            active.pieces.append(id(piece))
+            active.grads.append(grad)
         return active
 
     def _make_state(self, active: _Active, state: dict) -> None:
@@ -241,16 +239,75 @@ class StepPlan:
         key = self._agreement, sizes, active.groups, active.places, active.pieces
         if key == self._batches[0]:
             return self._batches[1], False
-        members = list(zip(active.groups, active.places, strict=True))
-        counts, shard_group = self._agreement.counts, self._options.shard_group
-        batches = make_batches(self._params, members, counts, shard_group, lambda group: self._algorithm.of(group).op)
+        batches = self._make_batches(active, {id(param): i for i, param in enumerate(self._params)})
         self._batches = (key, batches)
         return batches, True
+
+    def _make_batches(self, active: _Active, number: dict[int, int]) -> list[DeviceBatch]:
+        members = list(zip(active.groups, active.places, strict=True))
+        counts, shard_group = self._agreement.counts, self._options.shard_group
+        return make_batches(number, members, counts, shard_group, lambda group: self._algorithm.of(group).op)
+
+    def _is_cacheable(
+        self, batches: list[DeviceBatch], grads: list[list[Tensor]], active: _Active, backend: Any
+    ) -> bool:
+        """True if the addresses of the parameters' own gradients describe the next step."""
+        own = not active.copied and backend is not False and nodes.step_walk() is not None
+        return own and all(map(addressable, batches, grads))
 
     def _takes_tables(self, batches: list[DeviceBatch]) -> bool:
         """True if the ops run in C++, which takes addresses instead of tensors."""
         chosen = {policy.select(op, b.nothing) for b in batches for op in (b.op.op, check_and_norm)}
         return chosen <= {"cpu", "cuda", "emulate"}
+
+    # ---- the step of one parameter ----
+
+    def begin_alone(self, groups: Groups) -> None:
+        """Before :meth:`step_alone`: read the groups, as a step of all parameters does."""
+        self._store.outgrow()
+        self._store.marks.clear()
+        backend = torch._C._len_torch_dispatch_stack() == 0 and policy.requested_backend()
+        alone = self.hyper.packed(groups), self.hyper.on_host, self.agreement(groups), self._options.seed, backend
+        if alone != self._alone:
+            self._alone, self._lone = alone, {}
+            self._member_of = {id(member[2]): member for member in _members(groups)}
+            self._number_of = {key: number for number, key in enumerate(self._member_of)}
+
+    def step_alone(self, param: Tensor, groups: Groups, state: dict) -> bool:
+        """Step ``param`` as a step of all would, whatever gradients others have. Nothing has been changed if it raises, or returns
+        ``False``: it is not in the groups."""
+        lone, place = self._lone.get(id(param)), self._store.places.get(id(param))
+        if lone is not None and lone.belongs_to(place) and place.state is state.get(param) and lone.take():
+            return True
+        member = self._member_of.get(id(param))
+        if member is not None:
+            with torch.no_grad():
+                self._plan_alone(member, groups, state)
+        return member is not None
+
+    def _plan_alone(self, member: _Member, groups: Groups, state: dict) -> None:
+        index, _, param = member
+        packed, *_, backend = self._alone
+        active = self._find_active(groups, state, [member])
+        if active.missing:
+            self._make_state(active, state)
+        (place,), grads = active.places, active.grads
+        lone = self._lone.get(id(param))
+        if lone is None or not lone.belongs_to(place) or lone.batch.pieces[0] is not place.piece:
+            (batch,) = self._make_batches(active, self._number_of)
+            self._batches, self.cached = ((), []), None  # the new batch has taken the place's version over
+            batch.numbers = [0]  # in the groups that the algorithm is given: the other parameters take no part
+            lone = self._lone[id(param)] = LoneStep(place, batch, place.versions)
+        launch = Launch(lone.batch, grads, None)
+        update = self._update(launch, groups, packed, StepRequest(), StepAnswer(), None)
+        own = [{**group, "params": [param] if i == index else []} for i, group in enumerate(groups)]
+        agreement = lone.agreement.over([param], self._options.shard_group, declared_in(own))
+        calls = self._algorithm.of(groups[index]).prepared([update], agreement, own)
+        take_together(calls)
+        launch.note_written()
+        is_plain = len(calls) == 1 and calls[0].arguments is update.arguments and self.hyper.on_host
+        if is_plain and self._is_cacheable([lone.batch], [grads], active, backend) and self._takes_tables([lone.batch]):
+            lone.cache(update.arguments, grads)
 
     # ---- captured steps ----
 
@@ -275,6 +332,10 @@ class StepPlan:
             batch.shadows.stamp()
             batch.written.stamp()
         self._settle()
+
+
+def _members(groups: Groups) -> Iterator[_Member]:
+    return ((i, j, param) for i, group in enumerate(groups) for j, param in enumerate(group["params"]))
 
 
 def _address(param: Tensor) -> int:

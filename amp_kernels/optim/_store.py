@@ -151,6 +151,7 @@ class StateStore:
             param.copy_(weight)
         self.version += 1
         blocks = {place.block for place in packed.places}
+        replaces = any(id(place.param) in self.places for place in packed.places)
         self.blocks |= blocks
         for place in packed.places:
             place.mark_clean()  # a load's own write is no write of others
@@ -160,7 +161,8 @@ class StateStore:
             self.places[id(place.param)] = place
         for block in blocks:
             block.refresh_shadows()
-        self.blocks = {place.block for place in self.places.values()}
+        if replaces:
+            self.blocks = {place.block for place in self.places.values()}
 
     def outgrow(self) -> None:
         """Drop the places of parameters whose group now asks for state that their block does not have (momentum, AMSGrad

@@ -1,0 +1,104 @@
+"""Gradient release over ranks: the bits of the plain step under ``fully_shard``, and layouts whose gradients are summed too late."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.torch_version import TorchVersion
+
+import amp_kernels as ak
+
+from .worlds import everyone, make_model, make_optimizer, make_wide, states
+
+BF16 = torch.bfloat16
+CASES = {
+    "AdamW split24 8bit": (make_wide, BF16, {"master_weights": "split24", "state_dtype": "8bit"}),
+    "AdamW fp32": (make_model, torch.float32, {}),
+    "SGD none": (make_wide, BF16, {"master_weights": "none", "momentum": 0.9}),
+    "LAMB split": (make_model, BF16, {"master_weights": "split"}),
+    "Muon": (make_wide, BF16, {"master_weights": "split"}),
+}
+
+
+def sharded(make, dtype):
+    model = make(dtype)
+    for layer in model[::2]:
+        fully_shard(layer, mesh=everyone(), mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+    return fully_shard(model, mesh=everyone())
+
+
+def trained(case, released):
+    """Weights and states after some steps of two micro-batches, and how many gradients were left by a backward."""
+    make, dtype, options = CASES[case]
+    model, left = sharded(make, dtype), 0
+    optimizer = make_optimizer(case.split()[0], model, lr=1e-2, **options)
+    width = model[0].in_features
+    if released:
+        ak.optim.release_gradients(optimizer)
+    for step in range(4):
+        for micro in range(2):
+            model.set_requires_gradient_sync(micro == 1)
+            seed = 100 * step + 10 * micro + dist.get_rank()
+            x = torch.randn(3, width, generator=torch.Generator().manual_seed(seed)).to(dtype)
+            model(x).float().square().sum().backward()
+        left += sum(param.grad is not None for param in model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+    return [[param.detach().full_tensor(), states(optimizer, param)] for param in model.parameters()], left
+
+
+def compared(case):
+    (plain, all_left), (released, left) = trained(case, False), trained(case, True)
+    torch.testing.assert_close(released, plain, rtol=0, atol=0)
+    return all_left > 0, left
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bits_under_fully_shard(ranks, case):
+    assert ranks.run(compared, case, world=2) == [(True, 0)] * 2
+
+
+def refusals():
+    """Of gradients that DistributedDataParallel would sum: at once, and in the backward after such a parameter came."""
+    said, plain, model = [], DistributedDataParallel(nn.Linear(4, 4)), sharded(make_model, torch.float32)
+    optimizer = ak.optim.SGD(plain.parameters(), lr=1.0)
+    with pytest.raises(ValueError, match="accepted") as error:
+        ak.optim.release_gradients(optimizer)
+    said.append(str(error.value))
+    optimizer = ak.optim.SGD(model.parameters(), lr=1.0)
+    ak.optim.release_gradients(optimizer)
+    optimizer.add_param_group({"params": list(plain.parameters())})
+    before = [param.detach().full_tensor() for param in model.parameters()]
+    with pytest.raises(ValueError, match="accepted") as error:
+        model(torch.ones(2, 7)).sum().backward()
+    assert all(map(torch.equal, before, [param.detach().full_tensor() for param in model.parameters()]))
+    return [*said, str(error.value)]
+
+
+def test_distributed_data_parallel_is_refused(ranks):
+    expected = (
+        "SGD: params[0] is no DTensor in a process group of 2 ranks, whose gradients DistributedDataParallel sums after the update; "
+        "accepted: parameters of fully_shard"
+    )
+    assert ranks.run(refusals, world=2) == [[expected] * 2] * 2
+
+
+def test_offloaded_parameters_are_refused_where_their_hooks_come_too_early(ranks):
+    early = TorchVersion(torch.__version__) < (2, 13)
+    assert ranks.run(offloaded, world=2) == [early] * 2
+
+
+def offloaded():
+    """A mesh that says it is CUDA's, with parameters in CPU memory."""
+    model = sharded(make_model, torch.float32)
+    mesh = model[0].weight.device_mesh
+    device_type, mesh._device_type = mesh._device_type, "cuda"
+    try:
+        ak.optim.release_gradients(ak.optim.SGD(model.parameters(), lr=1.0))
+    except ValueError as error:
+        return "params[0] is offloaded by fully_shard" in str(error)
+    finally:
+        mesh._device_type = device_type
+    return False
