@@ -123,7 +123,7 @@ class GraphedStep:
         """Run the step on a batch. Returns the same tensors every time."""
         if self._optimizer._released is not None:
             raise ValueError(
-                "graph_step: the optimizer releases its gradients (release_gradients); accepted: one whose gradients are all there in step()"
+                "graph_step: the optimizer releases its gradients (release_gradients); accepted: remove() of that handle first"
             )
         self._take_inputs(inputs)
         with _on(self._device()):

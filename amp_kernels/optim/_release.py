@@ -110,6 +110,7 @@ class ReleasedGradients:
         optimizer = self._optimizer()
         if optimizer is not None and optimizer._released is self:
             optimizer._released = None
+            optimizer.plan.forget()
 
     def __enter__(self) -> ReleasedGradients:
         return self
@@ -141,8 +142,8 @@ class ReleasedGradients:
         self._refuse_after_failure(optimizer)
         if task == self._scaled >= 0:
             raise RuntimeError(
-                f"{type(optimizer).__name__}: the loss was scaled by GradScaler, which checks all gradients before an update, and each is released as it "
-                "arrives; accepted: a loss without a scale"
+                f"{type(optimizer).__name__}: the loss was scaled by GradScaler, which checks all gradients before an update, and each is "
+                "released as it arrives; accepted: a loss without a scale"
             )
         _refuse(optimizer)
         optimizer.plan.begin_alone(optimizer.param_groups)
@@ -211,9 +212,10 @@ def _refuse(optimizer: FusedOptimizer) -> None:
     name = type(optimizer).__name__
     for values in (vars(optimizer._options), *optimizer.param_groups):
         for option in _NEED_ALL:
-            if values.get(option) not in (None, False):
+            value = values.get(option)
+            if value is not None and value is not False:
                 raise ValueError(
-                    f"{name}: {option} is {values[option]!r}, which needs all gradients, and each is released as it arrives; accepted: "
+                    f"{name}: {option} is {value!r}, which needs all gradients, and each is released as it arrives; accepted: "
                     "None, False, or remove() of the handle"
                 )
     is_shared = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
@@ -235,9 +237,9 @@ def _refuse(optimizer: FusedOptimizer) -> None:
 
 
 def _second_gradient(optimizer: FusedOptimizer, param: Tensor) -> RuntimeError:
-    labels_of = {id(param): label for group in optimizer.param_groups for label, param in labels(group)}
+    names = {id(it): name for group in optimizer.param_groups for name, it in labels(group)}
+    label = f"{names.get(id(param), 'a parameter')}, of shape {list(param.shape)},"
     return RuntimeError(
-        f"{type(optimizer).__name__}: {labels_of[id(param)]}, of shape {list(param.shape)}, has a second gradient before step(), and was "
-        "updated with the first; accepted: one backward for each step(), the others in `with released.hold():`, and "
-        "checkpoint(use_reentrant=False)"
+        f"{type(optimizer).__name__}: {label} has a second gradient before step(), and was updated with the first; accepted: one backward "
+        "for each step(), the others in `with released.hold():`, and checkpoint(use_reentrant=False)"
     )
