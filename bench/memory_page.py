@@ -1,4 +1,5 @@
-"""The table and the picture of docs/guide/optimizer-memory.md, counted from the buffers of optimizers.
+"""The table and the picture of docs/guide/optimizer-memory.md, counted from the buffers of optimizers, and the table of what fits in
+docs/guide/larger-models.md, computed from them.
 
 python -m bench.memory_page
 """
@@ -13,6 +14,7 @@ import torch
 import amp_kernels as ak
 
 PAGE = Path(__file__).parent.parent / "docs" / "guide" / "optimizer-memory.md"
+FITS_PAGE = PAGE.with_name("larger-models.md")
 PICTURE = PAGE.with_suffix(".svg")
 STYLE = """
 text { font-size: 12px; fill: #555 }
@@ -39,6 +41,10 @@ LAYOUTS = (
     ("AdamW", BF16, {"master_weights": "none", "state_dtype": "8bit"}),
     ("Lion", BF16, {"master_weights": "split24", "state_dtype": "8bit"}),
 )
+
+#: Memory of a card in GiB, and what of it activations and the gradients of one layer are given.
+CARDS = ((8, 1.5), (16, 2.5), (24, 3.5), (48, 5.0), (80, 7.0))
+USABLE = 0.96  # of a card's memory, beside what the driver and the kernels take
 
 
 def held(name: str, dtype: torch.dtype, options: dict) -> dict[str, float]:
@@ -77,6 +83,21 @@ def table() -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def fits() -> str:
+    """How many parameters fit on a card, plain and released, in units of 1e9."""
+    split24, none = LAYOUTS[7], LAYOUTS[8]
+    sizes = {
+        "plain, `split24` and 8-bit": sum(held(*split24).values()) + 2,  # with a BF16 gradient
+        "released": sum(held(*split24).values()),
+        "released, `none` and 8-bit": sum(held(*none).values()),
+    }
+    lines = [("card", "left free", *sizes), ("---",) * (2 + len(sizes))]
+    for card, free in CARDS:
+        room = (USABLE * card - free) * 2**30 / 1e9
+        lines.append((f"{card} GB", f"{free:g} GB", *(f"{room / size:.1f}" for size in sizes.values())))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def picture() -> str:
     """Horizontal bars of stacked parts with their sums. Parts keep their shade in all rows."""
     rows = [(label(*layout), held(*layout)) for layout in LAYOUTS]
@@ -103,12 +124,15 @@ def picture() -> str:
     return f"{head}<style>{STYLE}</style>{''.join(drawn)}</svg>\n"
 
 
-def page(text: str) -> str:
+def page(text: str, table: str) -> str:
     """The page's text with the table of now."""
     before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}"
+    return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
 
+
+TABLES = {PAGE: table, FITS_PAGE: fits}
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text()))
+    for path, made in TABLES.items():
+        path.write_text(page(path.read_text(), made()))
     PICTURE.write_text(picture())

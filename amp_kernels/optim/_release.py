@@ -79,7 +79,17 @@ def release_gradients(optimizer: FusedOptimizer) -> ReleasedGradients:
 
 
 class ReleasedGradients:
-    """The handle of :func:`release_gradients`."""
+    """The handle of :func:`release_gradients`.
+
+    Examples:
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> optimizer = ak.optim.SGD([weight], lr=0.5)
+        >>> with ak.optim.release_gradients(optimizer):
+        ...     weight.sum().backward()
+        ...     optimizer.step()
+        >>> weight.data, weight.grad
+        (tensor([0.5000, 0.5000]), None)
+    """
 
     def __init__(self, optimizer: FusedOptimizer) -> None:
         self._optimizer = weakref.ref(optimizer)  # parameters keep their hooks, which must not keep the state

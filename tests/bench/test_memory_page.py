@@ -1,11 +1,12 @@
-"""The page on the memory of optimizers shows what their buffers take."""
+"""The pages on the memory of optimizers show what their buffers take, and what fits with them."""
 
 from bench import memory_page
 
 
-def test_the_page_and_the_picture_are_those_of_now():
+def test_the_pages_and_the_picture_are_those_of_now():
     again = "python -m bench.memory_page writes them anew"
-    assert memory_page.page(memory_page.PAGE.read_text()) == memory_page.PAGE.read_text(), again
+    for path, table in memory_page.TABLES.items():
+        assert memory_page.page(path.read_text(), table()) == path.read_text(), again
     assert memory_page.picture() == memory_page.PICTURE.read_text(), again
 
 
