@@ -267,7 +267,7 @@ class StepPlan:
         self._store.outgrow()
         self._store.marks.clear()
         backend = torch._C._len_torch_dispatch_stack() == 0 and policy.requested_backend()
-        alone = self.hyper.packed(groups), self.hyper.on_host, self.agreement(groups), self._options.seed, backend
+        alone = self.hyper.packed(groups), self.hyper.on_host, self.agreement(groups), backend
         if alone != self._alone:
             self._alone, self._lone = alone, {}
             self._member_of = {id(member[2]): member for member in _members(groups)}
