@@ -262,27 +262,45 @@ def test_accelerate():
 
 
 @pytest.mark.needs("transformers", "accelerate")
-def test_hf_trainer_builds_our_optimizer_with_its_own_groups(tmp_path):
+def test_hf_trainer_builds_our_optimizer_with_its_groups_and_numbers(tmp_path):
+    """Each number of the TrainingArguments reaches the optimizer; biases and norms have no decay."""
     import transformers
 
-    sizes = {
-        "vocab_size": 16,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
+    (recipe,) = blocks("hf-trainer")
+    (options,) = re.findall(r"^options = .*", recipe, re.M)
+    assert f"+ {options}\n" in (PAGES / "hf-trainer.md").read_text()
+    made, numbers = [], {"learning_rate": 2.0**-9, "adam_beta1": 0.75, "adam_beta2": 0.875, "adam_epsilon": 2.0**-20}
+    defaults = {
+        "learning_rate": 5e-5,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.999,
+        "adam_epsilon": 1e-8,
+        "weight_decay": 0.0,
     }
-    config = transformers.LlamaConfig(**sizes, bos_token_id=0, eos_token_id=0)
-    model = ak.convert(transformers.AutoModelForCausalLM.from_config(config))
-    (recipe,) = re.findall(r"`Trainer\(\.\.\., (optimizer_cls.*)\)`", (PAGES / "hf-trainer.md").read_text())
-    options = eval(f"dict({recipe})", {"ak": ak})
-    arguments = transformers.TrainingArguments(str(tmp_path), weight_decay=0.125, report_to=[], use_cpu=True)
-    optimizer = transformers.Trainer(model, arguments, **options).create_optimizer()
-    assert type(optimizer) is ak.optim.AdamW
-    norms = [p for name, p in model.named_parameters() if "norm" in name]
-    decays = {p: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
-    assert decays == {p: 0.0 if any(p is norm for norm in norms) else 0.125 for p in model.parameters()}
-    assert {group["lr"] for group in optimizer.param_groups} == {3e-4}
+
+    class Trainer(transformers.Trainer):
+        def train(self):
+            made.append((self.model, self.create_optimizer()))
+
+    sizes = {"vocab_size": 16, "n_positions": 8, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+    for change in ({name: value} for name, value in {**numbers, "weight_decay": 0.125}.items()):
+        wanted = {**defaults, **change}
+        arguments = transformers.TrainingArguments(str(tmp_path), **wanted, report_to=[], use_cpu=True)
+        names = {"TrainingArguments": lambda *_, there=arguments, **__: there, "Trainer": Trainer, "ak": ak}
+        names |= {"AutoModelForCausalLM": transformers.AutoModelForCausalLM, "config": config, "data": []}
+        run(recipe, names)
+        model, optimizer = made.pop()
+        assert type(optimizer) is ak.optim.AdamW
+        for group in optimizer.param_groups:
+            assert group["lr"] == wanted["learning_rate"]
+            assert group["betas"] == (wanted["adam_beta1"], wanted["adam_beta2"])
+            assert group["eps"] == wanted["adam_epsilon"]
+        decays = {p: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+        plain = [p for name, p in model.named_parameters() if "ln_" in name or name.endswith("bias")]
+        assert decays == {
+            p: 0.0 if any(p is one for one in plain) else wanted["weight_decay"] for p in model.parameters()
+        }
 
 
 @pytest.mark.parametrize("fuse_loss", [False, True])
@@ -304,7 +322,7 @@ def test_hf_trainer(fuse_loss, tmp_path):
         return made[-1]
 
     def arguments(folder, **options):
-        quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True, "learning_rate": 3e-3}
+        quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True, "learning_rate": 3e-4}
         return transformers.TrainingArguments(str(tmp_path / folder), **options, **quiet)
 
     names = {"AutoModelForCausalLM": transformers.AutoModelForCausalLM, "TrainingArguments": arguments}
