@@ -57,7 +57,7 @@ FAMILIES = {
     "cpu_cast": ("cast/cpu.cpp", "ops/test_cast.py"),
     "cpu_activation": ("activation/cpu*", "ops/test_activation.py ops/test_activation_backward.py"),
     "cpu_column_sums": ("column_sums/cpu.cpp base/cpu/column_sums.*", "ops/test_column_sums.py"),
-    "cpu_loss": ("loss/cpu*", "ops/test_cross_entropy.py"),
+    "cpu_loss": ("loss/cpu*", "ops/test_cross_entropy.py ops/test_linear_log_probs.py"),
     "cpu_norm": ("norm/cpu*", "ops/test_norm.py ops/test_rows_cpu.py"),
     "cpu_rows": (
         "rotary/cpu.cpp routing/cpu.cpp embedding/cpu.cpp",

@@ -170,8 +170,7 @@ def test_a_finite_double_above_the_range_of_float32_is_no_overflow():
         assert run_each(grads, norm_type=norm_type) == (math.inf, 0.0)
 
 
-def test_more_tensors_than_a_launch_has_warps_and_slots(monkeypatch):
-    monkeypatch.setenv("AMP_KERNELS_EMULATE_SMS", "132")
+def test_more_tensors_than_a_launch_has_warps_and_slots():
     grads = [normal(1 + i % 5, dtype=FLOATS[i % 4], seed=i) for i in range(3500)]
     want = [expected([grad]) for grad in grads[1:]]
     assert run(grads)[0] == pytest.approx(expected(grads), rel=1e-6)
