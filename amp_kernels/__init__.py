@@ -4,7 +4,7 @@ Importing works without compiled libraries and touches no device; ``python -m am
 """
 
 from . import _requirements  # noqa: I001, F401 (first: it refuses a torch that is too old)
-from . import _raw, _updates, amp, checkpoint, distributed, nn, numerics, ops, optim  # noqa: F401 (they define ops)
+from . import _raw, _updates, amp, checkpoint, distributed, integrations, nn, numerics, ops, optim  # noqa: F401 (they define ops)
 from ._dispatch import load as _load
 from ._dispatch import nodes as _nodes
 from ._dispatch.batch_invariant import batch_invariant
@@ -59,6 +59,7 @@ __all__ = [
     "get_total_norm",
     "graph_step",
     "grouped_mm",
+    "integrations",
     "is_enabled",
     "layer_norm",
     "linear",

@@ -128,6 +128,95 @@ def test_lightning_with_averaged_weights(tmp_path, monkeypatch):
     assert names["module"].gap(points) > 0
     run(refresh, names)
     assert names["module"].gap(points) == 0
+    callback = ak.integrations.lightning.Callback()
+    run(
+        recipe.replace("callbacks=[", "callbacks=[callback, "),
+        names | {"callback": callback, "module": names["module"]},
+    )
+    assert names["module"].gap(points) == 0
+
+
+@pytest.mark.parametrize("scaler", [ak.GradScaler, torch.amp.GradScaler])
+@pytest.mark.parametrize("unscale_grads", [False, True])
+@pytest.mark.needs("lightning")
+def test_lightning_logs_each_step(scaler, unscale_grads, tmp_path, monkeypatch):
+    """The second of three steps overflows; the logged norm is unscaled and not clipped."""
+    import lightning
+
+    plugins = importlib.import_module("lightning.pytorch.plugins.precision")
+    monkeypatch.chdir(tmp_path)
+    seen = []
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(4))
+
+        def training_step(self, batch, batch_idx):
+            return self.weight.sum() * (torch.inf if batch_idx == 2 else 3.0)
+
+        def on_train_batch_end(self, *_):  # after the callbacks
+            seen.append({name: float(value) for name, value in self.trainer.callback_metrics.items()})
+
+        def configure_optimizers(self):
+            return ak.optim.AdamW(self.parameters(), unscale_grads=unscale_grads)
+
+    plugin = plugins.MixedPrecision("16-mixed", "cpu", scaler=scaler("cpu", init_scale=8.0))
+    options = {"plugins": [plugin], "accelerator": "cpu", "max_epochs": 1, "log_every_n_steps": 1, **QUIET}
+    trainer = lightning.Trainer(callbacks=[ak.integrations.lightning.Callback()], limit_train_batches=4, **options)
+    trainer.fit(Module(), torch.utils.data.DataLoader(rows(), batch_size=16))
+    assert [record["grad_norm"] for record in seen] == [6.0, 6.0, torch.inf, 6.0]
+    assert [record["skipped_steps"] for record in seen] == [0, 0, 1, 1]
+    assert [record["loss_scale"] for record in seen] == [8.0, 8.0, 4.0, 4.0]
+    assert all(record["steps_per_second"] > 0 and record["peak_memory_gib"] > 0 for record in seen)
+
+
+@pytest.mark.parametrize("scaler", [None, ak.GradScaler, torch.amp.GradScaler])
+@pytest.mark.needs("transformers", "accelerate")
+def test_hf_trainer_logs_figures_to_all_reporters(scaler, tmp_path):
+    """The third of four steps overflows."""
+    import transformers
+
+    reported = []
+
+    class Reporter(transformers.TrainerCallback):
+        def on_log(self, args, state, control, logs, **_):
+            reported.append(dict(logs))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.calls = nn.Parameter(torch.zeros(4)), 0
+
+        def forward(self, input_ids, labels=None):
+            self.calls += 1
+            return {"loss": self.weight.sum() * (torch.inf if self.calls == 3 else 3.0) + 0 * input_ids.sum()}
+
+    options = {"logging_steps": 2, "max_steps": 4, "per_device_train_batch_size": 2, "save_strategy": "no"}
+    options |= {"use_cpu": True, "report_to": [], "disable_tqdm": True, "include_num_input_tokens_seen": "all"}
+    options |= {"logging_nan_inf_filter": False, "max_grad_norm": 0.0}
+    data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 16
+    trainer = transformers.Trainer(
+        Model(),
+        transformers.TrainingArguments(str(tmp_path), **options),
+        train_dataset=data,
+        optimizer_cls_and_kwargs=(ak.optim.AdamW, {}),
+        callbacks=[Reporter()],
+    )
+    if scaler is not None:
+        trainer.accelerator.scaler = scaler("cpu", init_scale=8.0)
+    assert type(ak.integrations.hf.Callback().attach(trainer)) is ak.integrations.hf.Callback
+    trainer.train()
+    records = [record for record in trainer.state.log_history if "loss" in record]
+    assert [{"step": record["step"], **logs} for record, logs in zip(records, reported, strict=False)] == records
+    assert len(records) == 2
+    for record in records:
+        assert record["samples_per_second"] == pytest.approx(2 * record["steps_per_second"])
+        assert record["tokens_per_second"] == pytest.approx(16 * record["steps_per_second"])
+        assert record["peak_memory_gib"] > 0
+        assert "grad_norm" in record
+    figures = [(record.get("loss_scale"), record.get("skipped_steps")) for record in records]
+    assert figures == ([(None, None)] * 2 if scaler is None else [(8.0, 0), (4.0, 1)])
 
 
 @pytest.mark.needs("torchao")

@@ -12,8 +12,22 @@ PACKAGE = Path(amp_kernels.__file__).parent
 
 #: Each room, and the rooms that it may import from besides itself. A backend reads the contract that it implements.
 ROOMS = {
-    "": {"_dispatch", "_raw", "_updates", "amp", "checkpoint", "cli", "distributed", "nn", "numerics", "ops", "optim"},
+    "": {
+        "_dispatch",
+        "_raw",
+        "_updates",
+        "amp",
+        "checkpoint",
+        "cli",
+        "distributed",
+        "integrations",
+        "nn",
+        "numerics",
+        "ops",
+        "optim",
+    },
     "cli": {"_dispatch", "amp", "numerics"},
+    "integrations": {"amp", "optim"},
     "checkpoint": {"_checks", "_dispatch", "_raw", "amp", "optim"},
     "numerics": {"_checks", "_dispatch", "_raw", "_sharding", "amp", "optim"},
     "amp": {"_checks", "_dispatch", "_raw", "_sharding", "optim"},
