@@ -49,7 +49,7 @@ def release_gradients(optimizer: FusedOptimizer) -> ReleasedGradients:
             parameter has a ``main_grad`` (:func:`amp_kernels.nn.accumulate_fp32`), is no DTensor in a process group above one rank
             (DistributedDataParallel would sum after the update), or is offloaded by ``fully_shard`` in a torch before 2.13. Each is
             also raised by the next backward if it comes later, before anything is written.
-        RuntimeError: from ``backward``: a second gradient of a parameter before :meth:`step`, a scaled loss, or the backward before
+        RuntimeError: from ``backward``: a second gradient of a parameter before ``step()``, a scaled loss, or the backward before
             failed. From ``step``: a closure, a second gradient, or a scaler or ``max_norm`` that come after the updates.
 
     Examples:
