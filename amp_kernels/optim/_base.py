@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,9 +29,6 @@ from ._groups import GroupChecks
 from ._options import DEFAULTS, GroupOptionAttribute, MixedPrecision, OptionAttribute, Options, checked_options
 from ._plan import StepPlan
 from ._store import Join, StateStore
-
-if TYPE_CHECKING:
-    from ._release import ReleasedGradients
 
 
 def hooked_if_watched(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,7 +63,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
     _request: StepRequest | None = None
     _answer: StepAnswer | None = None
     _in_closure = False
-    _released: ReleasedGradients | None = None
+    _released: Any = None  # the handle of release_gradients
     _switches: dict[str, bool] = {}  # noqa: RUF012 (never written)
 
     master_weights = OptionAttribute[str]()

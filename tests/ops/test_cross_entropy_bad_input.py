@@ -89,7 +89,8 @@ def test_bad_input(args, options, error, message):
         ({3: torch.ones(3)}, "factor must have shape"),
         ({4: torch.ones(3)}, "loss must have shape"),
         ({4: torch.ones(4).double()}, "loss must have dtype float32"),
-        ({5: X.half()}, "grad must have dtype float32; got float16"),
+        ({5: X.double()}, "grad must have dtype float16, bfloat16, float32; got float64"),
+        ({0: X.half(), 5: X.bfloat16()}, "grad must have dtype float16; got bfloat16"),
         ({5: torch.zeros(4, 10)[:, ::2]}, "grad must have the shape of logits"),
     ],
 )
