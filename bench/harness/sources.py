@@ -1,5 +1,6 @@
 """The kernel sources behind a figure: a hash of each family, so that a page can name those that changed since."""
 
+import functools
 import hashlib
 import json
 import re
@@ -51,11 +52,13 @@ def stands(folder: Path, root: Path = ROOT) -> Callable[[dict], bool]:
     """For rows of a folder: true of one whose op's kernels have the sources of today, with all that they include."""
     recorded, now = read(folder), families(root)
 
+    @functools.cache
+    def used(op: str) -> set[str]:
+        return _included(FOLDERS.get(op, tuple(now)), root)
+
     def unchanged(row: dict) -> bool:
         then = recorded.get(str(row["commit"]), {})
-        return all(
-            name in then and then[name] == now[name] for name in _included(FOLDERS.get(row["op"], tuple(now)), root)
-        )
+        return all(name in then and then[name] == now[name] for name in used(row["op"]))
 
     return unchanged
 
