@@ -23,6 +23,14 @@ HERE = {'"16-mixed", "cuda", scaler=ak.GradScaler()': '"16-mixed", "cpu", scaler
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 
 
+@pytest.fixture
+def accelerate():
+    """The package without the options of earlier Accelerators: it keeps one process's for good, those of a transformers.Trainer, too."""
+    accelerate = importlib.import_module("accelerate")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    return accelerate
+
+
 def blocks(page):
     text = (PAGES / f"{page}.md").read_text()
     for there, here in HERE.items():
@@ -312,10 +320,8 @@ def test_lightning_clips_what_unscale_grads_left(tmp_path, monkeypatch):
     ],
 )
 @pytest.mark.needs("accelerate")
-def test_accelerate_and_a_skipped_step(scaler, options, aware, told, rates):
+def test_accelerate_and_a_skipped_step(scaler, options, aware, told, rates, accelerate):
     """Its report of the second step, which overflows, and the scheduler's reaction; our scaler answers in each case."""
-    import accelerate
-
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")  # it has FP16 on a GPU alone
     accelerator.scaler = scaler("cpu")
     model = ak.convert(nn.Linear(4, 2))
@@ -339,9 +345,7 @@ def test_accelerate_and_a_skipped_step(scaler, options, aware, told, rates):
 
 
 @pytest.mark.needs("accelerate")
-def test_accelerate():
-    import accelerate
-
+def test_accelerate(accelerate):
     (recipe,) = blocks("accelerate")
     data = torch.utils.data.DataLoader(rows(), batch_size=16)
     names = {"Accelerator": lambda **options: accelerate.Accelerator(cpu=True, **options), "ak": ak, "model": build()}
