@@ -1,5 +1,16 @@
 """Hand-written CUDA and Triton kernels for mixed-precision training, as torch ops with a thin Python layer.
 
+The names by job:
+
+- training loop: GradScaler, graph_step, clip_grad_norm_, get_total_norm, recommended_dtype; amp
+- optimizers: optim; fp32_state_dict, refresh_shadows
+- models: convert, revert, override_matmul; nn
+- products: linear, mlp, matmul, addmm, baddbmm, grouped_mm, syrk, newton_schulz
+- losses: cross_entropy, linear_cross_entropy, linear_log_probs
+- other layers: layer_norm, rms_norm, gelu, silu, swiglu, rotary, embedding, route, cast_
+- runs and other tools: checkpoint, distributed, numerics, integrations
+- choice of kernels: backend, BackendUnavailable, batch_invariant, set_enabled, is_enabled; ops
+
 Importing works without compiled libraries and touches no device; ``python -m amp_kernels info`` shows what was built.
 """
 

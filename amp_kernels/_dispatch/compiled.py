@@ -46,9 +46,9 @@ class CompiledHandle:
 class HasCompiledCalls:
     """Base of classes with methods that are a :func:`compiled_call`."""
 
-    compiled_handle: CompiledHandle
+    _compiled_handle: CompiledHandle
 
-    def written_tensors(self) -> list[Tensor]:
+    def _written_tensors(self) -> list[Tensor]:
         """The tensors besides parameters and gradients that such a method may write and a program might read."""
         return []
 
@@ -74,7 +74,7 @@ def compiled_call(keyword: str = "", *others: str) -> Callable[[Method], Method]
             numbers = [float(value) for value in given if isinstance(value, (int, float))]
             owners = [value for value in given if isinstance(value, HasCompiledCalls)]
             optimizer = owners[0] if owners else self
-            params = optimizer.compiled_handle.params()
+            params = optimizer._compiled_handle.params()
             if (
                 len(numbers) > 1
                 or len(owners) > 1
@@ -87,13 +87,13 @@ def compiled_call(keyword: str = "", *others: str) -> Callable[[Method], Method]
             with_grad = [i for i, param in enumerate(params) if param.grad is not None]
             grads = [params[i].grad for i in with_grad]
             number = numbers[0] if numbers else None
-            called, stepped = self.compiled_handle, optimizer.compiled_handle
+            called, stepped = self._compiled_handle, optimizer._compiled_handle
             with torch.no_grad():
                 torch.ops.amp_kernels._call_(
                     stepped.announced,
                     params,
                     grads,
-                    self.written_tensors(),
+                    self._written_tensors(),
                     with_grad,
                     name,
                     called.number,
@@ -122,10 +122,10 @@ def _call(
     parameters that have ``grads``."""
     called, stepped = _owners[owner], _owners[optimizer]
     method, keyword = _methods[name]
-    own_params, own_written = stepped.compiled_handle.params(), called.written_tensors()
+    own_params, own_written = stepped._compiled_handle.params(), called._written_tensors()
     if len(params) != len(own_params) or len(written) != len(own_written):
         raise RuntimeError(f"{name}: its tensors are others than when it was compiled; call torch.compiler.reset()")
-    _take_back(stepped.compiled_handle, own_params)
+    _take_back(stepped._compiled_handle, own_params)
     # The program has other tensors where it wrote them before or its backend works on copies.
     moved = [pair for pair in zip([*own_params, *own_written], [*params, *written], strict=True) if _differ(*pair)]
     of_grads = [(own_params[i], own_params[i].grad, grad) for i, grad in zip(with_grad, grads, strict=True)]

@@ -132,8 +132,8 @@ class GradScaler(HasCompiledCalls, CheckedSetters):
         self._rule = ScaleRule(min_scale, max_scale, hysteresis, consecutive_hysteresis, dynamic)
         if self._enabled:
             self._rule.check_torchs(init_scale, backoff_factor, growth_interval)
-        self.skips, self._agreements = SkipRecord(max_consecutive_skips), Agreements(shard_group)
-        self.compiled_handle = CompiledHandle(self)
+        self._skips, self._agreements = SkipRecord(max_consecutive_skips), Agreements(shard_group)
+        self._compiled_handle = CompiledHandle(self)
         self._last_sum_sq = self._last_norm = None
 
     # ---- what happened, without a sync ----
@@ -157,17 +157,17 @@ class GradScaler(HasCompiledCalls, CheckedSetters):
         runs ahead, and it is an earlier iteration; ``scaler.consecutive_skips > 0`` is the exact answer, as a tensor on the device.
         ``None`` before the first flag arrives. For an ``update`` in a CUDA graph, only :func:`amp_kernels.graph_step` reports it.
         """
-        return self.skips.last_skipped()
+        return self._skips.last_skipped()
 
     @property
     def skipped_steps(self) -> Tensor:
         """Number of iterations with a skipped step: int64, 0-dim, on the scale's device (the CPU before the first use)."""
-        return self.skips.counter(0)
+        return self._skips.counter(0)
 
     @property
     def consecutive_skips(self) -> Tensor:
         """Number of consecutive skipped iterations up to now: int64, 0-dim, on the same device; 0 after a step was taken."""
-        return self.skips.counter(1)
+        return self._skips.counter(1)
 
     # ---- the iteration ----
 
@@ -191,14 +191,14 @@ class GradScaler(HasCompiledCalls, CheckedSetters):
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
         super()._lazy_init_scale_growth_tracker(dev)
         self._rule.create_tracker(dev)
-        self.skips.create_counters(dev)
+        self._skips.create_counters(dev)
 
-    def written_tensors(self) -> list[Tensor]:
-        return [t for t in (self._scale, self._growth_tracker, self._rule.tracker, self.skips.pair) if t is not None]
+    def _written_tensors(self) -> list[Tensor]:
+        return [t for t in (self._scale, self._growth_tracker, self._rule.tracker, self._skips.pair) if t is not None]
 
     def _agreement(self, optimizer: Optimizer) -> Agreement:
         agreement = self._agreements.over(optimizer)
-        self.skips.joined_by(agreement)
+        self._skips.joined_by(agreement)
         return agreement
 
     @compiled_call()
@@ -231,7 +231,7 @@ class GradScaler(HasCompiledCalls, CheckedSetters):
             flags = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
         else:
             flags = unscale(local_grads(optimizer), inv_scale, found_inf, self._agreement(optimizer))
-        self.skips.find_nonfinite(optimizer, None)
+        self._skips.find_nonfinite(optimizer, None)
         return flags
 
     @compiled_call("max_norm", "max_grad_norm")
@@ -313,7 +313,7 @@ class GradScaler(HasCompiledCalls, CheckedSetters):
             request = request._replace(
                 grad_scale=self._scale if request.grad_scale is None else self._scale * request.grad_scale,
                 check=True,
-                per_tensor=self.skips.limit is not None,
+                per_tensor=self._skips.limit is not None,
             )
         elif state is not None:  # unscaled; what was done to the gradients since then is the user's will: no new check
             request = request._replace(found_inf=combined(state, self._scale.device))
@@ -326,8 +326,8 @@ class GradScaler(HasCompiledCalls, CheckedSetters):
             if ready:
                 state["found_inf_per_device"] = answer.found_infs or clean(self._scale.device)
                 if answer.nonfinite:
-                    self.skips.add_nonfinite((inner, *flags) for flags in answer.nonfinite)
-            self.skips.joined_by(answer.agreement)
+                    self._skips.add_nonfinite((inner, *flags) for flags in answer.nonfinite)
+            self._skips.joined_by(answer.agreement)
             state["stage"] = OptState.STEPPED
         self._last_sum_sq = answer.sum_sq
         return result
@@ -354,7 +354,7 @@ class GradScaler(HasCompiledCalls, CheckedSetters):
         self._check_scale_growth_tracker("_check_inf_per_device")
         grads = local_grads(optimizer)
         state, scale = self._per_optimizer_states[id(optimizer)], self._scale if grad_scale is None else grad_scale
-        self.skips.find_nonfinite(optimizer, scale)
+        self._skips.find_nonfinite(optimizer, scale)
         if has_foreign(grads):
             return super()._check_inf_per_device(optimizer)
         state["found_inf_per_device"] = check(grads, scale, self._agreement(optimizer)) or clean(self._scale.device)
@@ -379,7 +379,7 @@ class GradScaler(HasCompiledCalls, CheckedSetters):
         for record in self._per_optimizer_states.values():
             for flag in record["found_inf_per_device"].values():
                 found_infs.append(flag if flag.device == device else at(flag, device))
-        stepped = stepped_flags(self._per_optimizer_states, scale.device) if self.skips.taken else {}
+        stepped = stepped_flags(self._per_optimizer_states, scale.device) if self._skips.taken else {}
         if new_scale is not None:
             super().update(acceptable_scale(new_scale))
         else:
@@ -389,16 +389,16 @@ class GradScaler(HasCompiledCalls, CheckedSetters):
             rule, factors = self._rule, (self._growth_factor, self._backoff_factor, self._growth_interval)
             if rule.dynamic:
                 options = rule.min_scale, rule.max_scale, rule.hysteresis, rule.consecutive_hysteresis
-                update_scale(scale, growth_tracker, rule.tracker, found_infs, *factors, *options, *self.skips.counters)
+                update_scale(scale, growth_tracker, rule.tracker, found_infs, *factors, *options, *self._skips.counters)
         if found_infs:
-            self.skips.end_iteration(found_infs, stepped, new_scale is None and self._rule.dynamic, scale)
+            self._skips.end_iteration(found_infs, stepped, new_scale is None and self._rule.dynamic, scale)
 
     # ---- checkpoints ----
 
     def state_dict(self) -> dict[str, Any]:
         """torch's entries and those of this class, as numbers (host sync); torch's scaler loads it. Empty if disabled."""
         if state := super().state_dict():
-            skipped, consecutive = self.skips.counts()
+            skipped, consecutive = self._skips.counts()
             state |= {**self._rule.state_dict(), "_skipped_steps": skipped, "_consecutive_skips": consecutive}
         return state
 
@@ -416,20 +416,20 @@ class GradScaler(HasCompiledCalls, CheckedSetters):
         super().load_state_dict(state_dict)
         if self._enabled:
             self._rule.load_state_dict(state_dict)
-            self.skips.restart((state_dict.get("_skipped_steps", 0), state_dict.get("_consecutive_skips", 0)))
+            self._skips.restart((state_dict.get("_skipped_steps", 0), state_dict.get("_consecutive_skips", 0)))
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__() | {"_last_sum_sq": None, "_last_norm": None}
-        del state["compiled_handle"]
+        del state["_compiled_handle"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.compiled_handle = CompiledHandle(self)
+        self._compiled_handle = CompiledHandle(self)
 
     # For graph_step: copies everything that an iteration changes. Returns a function that restores it.
-    def snapshot(self) -> Callable[[], None]:
-        restore_tensors, restore_skips = restorer(self.written_tensors()), self.skips.snapshot()
+    def _snapshot(self) -> Callable[[], None]:
+        restore_tensors, restore_skips = restorer(self._written_tensors()), self._skips.snapshot()
         records = dict(self._per_optimizer_states)
 
         def restore() -> None:
@@ -441,6 +441,6 @@ class GradScaler(HasCompiledCalls, CheckedSetters):
         return restore
 
     # For graph_step: reports an iteration that a graph has replayed.
-    def report_replay(self) -> None:
+    def _report_replay(self) -> None:
         if self._enabled:
-            self.skips.report(self._scale, [])
+            self._skips.report(self._scale, [])

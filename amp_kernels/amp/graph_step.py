@@ -270,7 +270,7 @@ class GraphedStep:
         with self._optimizer.plan.replay():
             graph.replay()
         if self._scaler is not None:
-            self._scaler.report_replay()
+            self._scaler._report_replay()
 
 
 class Before:
@@ -287,7 +287,7 @@ class Before:
         self._restore_state = self._restore_scaler = lambda: None
         if scaler is not None and scaler.is_enabled():
             scaler.scale(torch.ones((), device=params[0].device))  # makes what it has on the device
-            self._restore_scaler = scaler.snapshot()
+            self._restore_scaler = scaler._snapshot()
         own = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *params, *rates)}
         self._grads = [(param, param.grad) for param in params]
         self._restore_tensors = restorer([*own.values(), *(grad for _, grad in self._grads if grad is not None)])

@@ -69,7 +69,7 @@ class SkipAwareScheduler:
         self._start()
 
     def _taken(self) -> Tensor | None:
-        return self._scaler.skips.steps_taken(self._optimizer) if self._scaler.is_enabled() else None
+        return self._scaler._skips.steps_taken(self._optimizer) if self._scaler.is_enabled() else None
 
     def _start(self) -> None:
         """Count only steps from now on."""

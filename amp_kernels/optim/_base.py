@@ -140,7 +140,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
         except BaseException:
             del self.param_groups[count:]
             raise
-        self.compiled_handle = CompiledHandle(self, self.param_groups)
+        self._compiled_handle = CompiledHandle(self, self.param_groups)
 
     # ---- the step ----
 
@@ -332,7 +332,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
             self.store.clear()
             self.plan.forget()
             self.store.commit(packed, shown)
-            self.compiled_handle = CompiledHandle(self, self.param_groups)
+            self._compiled_handle = CompiledHandle(self, self.param_groups)
             self._options.max_grad_norm, self._options.seed = loaded.max_grad_norm, loaded.seed
             for group in groups:
                 group["fused"], group["foreach"] = True, None

@@ -43,6 +43,11 @@ def test_constructor():
     assert ak.GradScaler is GradScaler
 
 
+def test_completion_shows_documented_names_only():
+    added = {name for name in dir(GradScaler("cpu")) if not name.startswith("_")} - set(dir(torch.amp.GradScaler))
+    assert added == {"last_grad_norm", "last_step_skipped", "skipped_steps", "consecutive_skips"}
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [("min_scale", -1.0), ("max_scale", 0.5), ("hysteresis", 0), ("init_scale", 0.0), ("growth_interval", -1)]

@@ -366,3 +366,8 @@ def test_an_old_torch_is_refused() -> None:
 def test_the_namespace_holds_what_is_documented_and_nothing_else() -> None:
     loaded_by_tests = {"cli"}
     assert {name for name in dir(ak) if not name.startswith("_")} - loaded_by_tests == {*ak.__all__} - {"__version__"}
+
+
+def test_help_groups_all_names_by_job() -> None:
+    listed = re.findall(r"\w+", "".join(line.split(":", 1)[1] for line in ak.__doc__.splitlines() if line[:1] == "-"))
+    assert sorted(listed) == sorted({*ak.__all__} - {"__version__"})
