@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -47,4 +48,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    if (
+        sys.argv[1:2] == ["bench"] and "OMP_WAIT_POLICY" not in os.environ
+    ):  # torch, which is loaded, read it; see bench/__init__.py
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"})
     sys.exit(main())

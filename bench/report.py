@@ -107,7 +107,7 @@ def goals(rows: list[dict]) -> Table:
                 "met" if ours["speedup"] >= ours["goal"] else "missed",
                 *(f"{row['p50_us']:,.1f}" for row in (torch, ours)),
                 *(f"{ours[key]:.2f}" for key in ("speedup", "speedup_p20", "speedup_p80", "goal")),
-                f"{100 * ours['roofline_share']:.0f} %",
+                percent(ours, ours["roofline_share"]),
             )
         )
     return table
@@ -139,7 +139,7 @@ def steps(rows: list[dict]) -> Table:
                 ),
                 format_bytes(row["state_bytes"]),
                 f"{row['floor_us']:,.0f}",
-                f"{100 * copy_share(row):.0f} %",
+                percent(row, copy_share(row)),
             )
         )
     return table
@@ -187,7 +187,7 @@ def ops(rows: list[dict]) -> Table:
                 dtype,
                 *(_micros(providers.get(name, {})) for name in ("torch", OURS, TRITON)),
                 f"{ours['speedup']:.2f}" if "speedup" in ours else "",
-                f"{100 * copy_share(ours):.0f} %" if "roofline_share" in ours else "",
+                percent(ours, copy_share(ours)) if "roofline_share" in ours else "",
                 f"{ratio:.2f}" if ratio else "",
             )
         )
@@ -214,7 +214,7 @@ def everything(rows: list[dict]) -> Table:
             table.append((*name, row["status"], *[""] * 7))
             continue
         times = [f"{row[key]:,.1f}" for key in ("p50_us", "p20_us", "p80_us")]
-        share, speedup = f"{100 * row['roofline_share']:.0f} %", f"{row['speedup']:.2f}" if "speedup" in row else ""
+        share, speedup = percent(row, row["roofline_share"]), f"{row['speedup']:.2f}" if "speedup" in row else ""
         rates = [f"{row['gb_per_s']:,.3g}", f"{row['tflops']:,.3g}"]
         table.append((*name, *times, *rates, share, speedup, f"{row['error']:.1e}"))
     return table
@@ -222,6 +222,11 @@ def everything(rows: list[dict]) -> Table:
 
 def label(row: dict) -> str:
     return row["provider"] + (f" ({row['backend']})" if row.get("backend") else "")
+
+
+def percent(row: dict, share: float) -> str:
+    """A share of a ceiling; the ceiling of memory is none for a set that stays in the cache."""
+    return "in cache" if row.get("in_cache") else f"{100 * share:.0f} %"
 
 
 def _mean(values: Iterable[float]) -> str:

@@ -1,16 +1,19 @@
 """Times the ops against their peers on this machine and records rows, a table and a plot.
 
-python -m amp_kernels bench                        # everything, on CUDA if there is a GPU, else on the CPU
-python -m amp_kernels bench --op gemm --shape 4096 --dtype bf16
-python -m amp_kernels bench --op step --quick --memory 16   # reduced to what fits into 16 GiB
-python -m amp_kernels bench --peers                # other libraries, whole steps and GPT-2: one table (bench.peers_page)
-python -m amp_kernels bench --suite cpu            # what a CPU is to reach against torch, in two minutes
-python -m amp_kernels bench --floor H100 --op gemm # the least time of the cases on that chip, without a GPU (bench.floor)
+python -m amp_kernels bench                          # everything, on CUDA if there is a GPU, else on the CPU
+python -m amp_kernels bench --op gemm --shape 4096x4096x11008 --dtype fp16  # x @ w.T of that size, M x N x K
+python -m amp_kernels bench --op gemm --shape "4096x4096x11008 NN"  # with w stored as K x N
+python -m amp_kernels bench --op rms_norm --shape 4096 --quick      # a look at the cases whose shape contains 4096
+python -m amp_kernels bench --op step --quick --memory 16           # reduced to what fits into 16 GiB
+python -m amp_kernels bench --peers                  # other libraries, whole steps and GPT-2: one table (bench.peers_page)
+python -m amp_kernels bench --suite cpu              # what a CPU is to reach against torch, in two minutes
+python -m amp_kernels bench --floor H100 --op gemm   # the least time of the cases on that chip, without a GPU (bench.floor)
 """
 
 import argparse
 import gc
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -30,22 +33,30 @@ from .harness.watch import CEILINGS, PATIENCE, watched
 from .ops import OPS, cpu_suite, peer_suite, peers
 
 UNSTEADY = 1.5  # the ratio of the slow to the fast fifth of a provider's times, from which a case is measured once more
+PRODUCT = re.compile(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)(?: ([NT]{2}))?")
 TRAINING_SECONDS = 150  # of GPT-2 with every library on a GPU; without them it took 77
 CONTEXT_LOST = 3  # exit status: a kernel broke the GPU's context, so that nothing more can be measured
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m amp_kernels bench", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m amp_kernels bench",
+        description=__doc__.splitlines()[0],
+        epilog="examples:\n" + __doc__.split("\n\n", 1)[1],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--op", help=f"comma-separated list of {', '.join(OPS)} (default: all)")
     parser.add_argument("--suite", choices=["cpu"], help="a chosen few cases with the goals that they have")
     parser.add_argument(
         "--peers", action="store_true", help="all libraries that run here, in one table, and GPT-2's step"
     )
-    parser.add_argument("--shape", help="only cases whose shape contains this text")
+    parser.add_argument(
+        "--shape", help="MxNxK: that product of --op gemm and linear; else only cases whose shape contains this text"
+    )
     parser.add_argument("--dtype", help="only cases whose dtype contains this text, such as bf16")
     parser.add_argument("--provider", help="comma-separated list of torch, amp_kernels and peers (default: all)")
     parser.add_argument("--device", help="cpu, cuda or cuda:<index> (default: CUDA if there is one)")
-    parser.add_argument("--quick", action="store_true", help="fewer cases and rounds: a look, not a record")
+    parser.add_argument("--quick", action="store_true", help="fewer cases and rounds: a look, kept in the cache folder")
     parser.add_argument(
         "--memory", type=float, metavar="GIB", help="fit the cases into this much memory (default: what a GPU has free)"
     )
@@ -57,7 +68,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--progress-file", type=Path, help="file that names the running case, removed at the end")
     parser.add_argument("--list", action="store_true", help="print the names of the cases and stop")
     parser.add_argument("--floor", choices=floor.CHIPS, help="print the least time of each case there, and stop")
-    parser.add_argument("--out", type=Path, help="folder of the results (default bench/results/<device>)")
+    parser.add_argument("--out", type=Path, help="folder of the results (default: bench/results/<device>)")
     options = parser.parse_args(argv)
     for given, name in ((options.suite, "--suite"), (options.peers, "--peers")):
         if given and (options.op or (options.suite and options.peers)):
@@ -75,11 +86,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def select(options: argparse.Namespace) -> Iterator[Case]:
     """The cases that the options ask for and that fit into memory."""
     memory = _memory(options)
-    scope = Scope(options.device, options.quick, memory)
+    asked = PRODUCT.fullmatch(options.shape or "")
+    product, layout = (tuple(map(int, asked.groups()[:3])), asked[4] or "") if asked else (None, "")
+    scope = Scope(options.device, options.quick, memory, product, layout, options.dtype or "")
     started = options.after is None
     for cases in _chosen(options):
         for case in cases(scope):
             if (options.shape or "") not in case.shape or (options.dtype or "") not in case.dtype:
+                continue
+            if options.provider and not any(name.split(":")[0] in options.provider for name in case.providers):
                 continue
             if started and case.memory > memory:
                 print(f"left out: {case.name} needs {format_bytes(case.memory)} of memory", file=sys.stderr)
@@ -112,11 +127,12 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if options.device.type == "cuda":
         torch.cuda.set_device(options.device)
-    out = options.out or environment.results_folder(options.device) / ("peers" if options.peers else "")
-    found, merged, late = _measured(options, out)
-    if not found and not late and not options.resume:
+    selected = list(select(options))
+    if not selected:
         print("error: no case matches --op, --shape, --dtype and --provider (--list names them)", file=sys.stderr)
         return 2
+    out = options.out or environment.results_folder(options.device, options.quick) / ("peers" if options.peers else "")
+    found, merged, late = _measured(options, selected, out)
     if found:
         print(f"\n{report.text(found)}\n")
         report.write(out, merged)
@@ -147,7 +163,7 @@ def _train(options: argparse.Namespace, out: Path) -> int:
     return gpt2.main(arguments)
 
 
-def _measured(options: argparse.Namespace, out: Path) -> tuple[list[dict], list[dict], list[str]]:
+def _measured(options: argparse.Namespace, cases: list[Case], out: Path) -> tuple[list[dict], list[dict], list[str]]:
     """The rows of this run, those with the rows of earlier runs, and the names of the cases there was no time for."""
     begin, device = time.monotonic(), options.device
     effort = Effort.of(device, options.quick)
@@ -166,7 +182,10 @@ def _measured(options: argparse.Namespace, out: Path) -> tuple[list[dict], list[
     )  # torch.compile takes a minute for a model's optimizer
     with watched(options.progress_file, patience) as note:
         note(CEILINGS)
-        roofline = Roofline.measured(device, effort.settle)
+        if options.quick:
+            roofline = Roofline.kept(out / "ceilings.json", machine, device, effort.settle)
+        else:
+            roofline = Roofline.measured(device, effort.settle)
         ceilings = roofline.record()
         print("; ".join(f"{name} {value:,.1f}" for name, value in ceilings.items()), flush=True)
         said = ("device", "threads", "isa", "load", "commit", "date", "versions")
@@ -175,7 +194,6 @@ def _measured(options: argparse.Namespace, out: Path) -> tuple[list[dict], list[
         told |= {key: machine[key] for key in said if key in machine} | ceilings
         found, merged, late = [], [], []
         sources.record(out, machine["commit"])
-        cases = list(select(options))
         if options.resume:
             done = rows.cases(row for row in rows.load(out) if row["commit"] == machine["commit"])
             cases = [case for case in cases if (case.op, case.shape, case.dtype) not in done]
@@ -196,7 +214,7 @@ def _measured(options: argparse.Namespace, out: Path) -> tuple[list[dict], list[
             now = environment.clocks(device)
             for row in measured:
                 row.update(now)
-                _complete(row, roofline)
+                _complete(row, roofline, device)
                 name = row["provider"].split(":")[0]
                 row["version"] = machine["versions"].get("torch" if name == "torch.compile" else name) or versions.get(
                     name
@@ -235,7 +253,7 @@ def _least_time(cases: list[Case], chosen: list[str] | None, effort: Effort, roo
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def _complete(row: dict, roofline: Roofline) -> None:
+def _complete(row: dict, roofline: Roofline, device: torch.device) -> None:
     """Adds rates and the share of the roofline to a timed row."""
     if "p50_us" not in row:
         return
@@ -244,6 +262,8 @@ def _complete(row: dict, roofline: Roofline) -> None:
     row["tflops"] = row["flops"] / seconds / 1e12
     floor = roofline.floor_seconds(row["bytes"], row["flops"], row["dtype"], row.get("written"))
     row["floor_us"], row["roofline_share"] = floor * 1e6, floor / seconds
+    if roofline.in_cache(device, row["bytes"], row["flops"], row["dtype"], row["roofline_share"]):
+        row["in_cache"] = True
     if "device_us" in row:
         row["device_share"] = row["floor_us"] / row["device_us"]
 

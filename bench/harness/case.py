@@ -14,15 +14,23 @@ Prepare = Callable[[Any], Call]
 
 @dataclass(frozen=True)
 class Scope:
-    """Limits of a run, which each benchmark fits its cases to; `memory` is in bytes."""
+    """Limits of a run, which each benchmark fits its cases to; `memory` is in bytes. `product` (M, N, K) and `layout` are of the
+    one matrix product that is asked for, `dtype` the text that a case's dtype contains."""
 
     device: torch.device
     quick: bool = False
     memory: float = float("inf")
+    product: tuple[int, int, int] | None = None
+    layout: str = ""
+    dtype: str = ""
 
     def pick(self, cuda: Any, cpu: Any, quick_cpu: Any) -> Any:
         """The sizes for this device."""
         return cuda if self.device.type == "cuda" else quick_cpu if self.quick else cpu
+
+    def dtypes(self, *names: Any, quick: int = 1) -> tuple:
+        """The names; of a quick run that asks for no dtype the first ones."""
+        return names[:quick] if self.quick and not self.dtype else names
 
 
 class WithFacts:

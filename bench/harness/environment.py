@@ -52,9 +52,12 @@ def load_warning(device: torch.device) -> str | None:
     load, cores = os.getloadavg()[0], os.cpu_count()
     if device.type != "cpu" or load < cores / 4:
         return None
+    said = f"WARNING: the load average is {load:.1f} on {cores} cores: others run here, and "
+    if torch.get_num_threads() == 1:
+        return said + "times may be too long. Wait until the machine is idle"
     return (
-        f"WARNING: the load average is {load:.1f} on {cores} cores: others run here, and ratios with several threads may be wrong "
-        "many times over. Wait until the machine is idle, or set OMP_NUM_THREADS=1"
+        said
+        + "ratios with several threads may be wrong many times over. Wait until the machine is idle, or set OMP_NUM_THREADS=1"
     )
 
 
@@ -113,10 +116,13 @@ def version(package: str) -> str | None:
         return None
 
 
-def results_folder(device: torch.device) -> Path:
-    """Default place of results: bench/results/<device> of the source tree, or of the current folder when installed."""
+def results_folder(device: torch.device, quick: bool = False) -> Path:
+    """Default place of results: bench/results/<device> of the source tree, or of the current folder when installed. Those of a
+    quick run are no record and go to the user's cache."""
     in_tree = (FOLDER.parent / "setup.py").exists()
     slug = re.sub(r"[^a-z0-9]+", "-", device_name(device).lower()).strip("-")
+    if quick:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "amp_kernels" / "bench" / slug
     return (FOLDER if in_tree else Path.cwd() / "bench") / "results" / slug
 
 

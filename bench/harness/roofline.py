@@ -2,8 +2,11 @@
 one write, which is higher on a GPU; and arithmetic, which on a GPU is a large matrix product, on a CPU the multiply-adds
 of its instruction set with operands in registers."""
 
+import contextlib
+import json
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
@@ -30,6 +33,19 @@ class Roofline:
         copy = 2 * COPY_BYTES[device.type] / _copy_seconds(device, seconds)
         return cls(copy, 3 * COPY_BYTES[device.type] / _addition_seconds(device, seconds), _peaks(device, seconds))
 
+    @classmethod
+    def kept(cls, file: Path, machine: dict, device: torch.device, seconds: float) -> "Roofline":
+        """The ceilings that an earlier run left in the file, on this machine by this torch; else they are measured and left there."""
+        of = {key: machine.get(key) for key in ("device", "threads", "isa")} | {"torch": torch.__version__}
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # no file, or one of another version
+            found = json.loads(file.read_text())
+            if found.pop("of") == of:
+                return cls(**found)
+        measured = cls.measured(device, seconds)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"of": of, **asdict(measured)}))
+        return measured
+
     def floor_seconds(self, count_bytes: int, flops: int, dtype: str, written: int | None = None) -> float:
         """The least time for so many bytes and flops. `dtype` names the operands ("bf16 -> fp32" computes in bf16).
 
@@ -41,9 +57,24 @@ class Roofline:
         memory = copied / self.bandwidth + (count_bytes - copied) / self.two_reads
         return max(memory, flops / self.peak.get(dtype.split()[0], self.peak["fp32"]))
 
+    def in_cache(self, device: torch.device, count_bytes: int, flops: int, dtype: str, share: float) -> bool:
+        """True if the ceiling of memory is none for these bytes: they bound the time, and stay in the CPU's cache."""
+        if (
+            device.type != "cpu"
+            or flops / self.peak.get(dtype.split()[0], self.peak["fp32"]) >= count_bytes / self.two_reads
+        ):
+            return False
+        return share > 1 or count_bytes <= cache_bytes()
+
     def record(self) -> dict[str, float]:
         peaks = {f"tflops_{name}": value / 1e12 for name, value in self.peak.items()}
         return {"copy_gb_per_s": self.bandwidth / 1e9, "two_reads_gb_per_s": self.two_reads / 1e9, **peaks}
+
+
+def cache_bytes() -> int:
+    """Size of the CPU's largest cache; 0 where the system does not tell."""
+    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    return max((int(size[:-1]) << {"K": 10, "M": 20}[size[-1]] for size in sizes if size[-1:] in ("K", "M")), default=0)
 
 
 def _peaks(device: torch.device, seconds: float) -> dict[str, float]:

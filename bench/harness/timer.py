@@ -25,7 +25,7 @@ class Effort:
     def of(cls, device: torch.device, quick: bool) -> "Effort":
         if device.type == "cuda":
             return cls(0.5, 0.1, 0.002, rounds=9) if quick else cls(2.0, 0.2, 0.008, rounds=11)
-        return cls(0.02, 0.0, 0.002, rounds=3) if quick else cls(0.5, 0.1, 0.03, rounds=15)
+        return cls(0.3, 0.1, 0.02, rounds=9) if quick else cls(0.5, 0.1, 0.03, rounds=15)
 
 
 def kernel_times(call: Callable[[], Any], device: torch.device) -> list[tuple[str, int, float]]:
@@ -75,7 +75,8 @@ def quantiles(values: list[float]) -> tuple[float, float, float]:
 
 
 class Timer:
-    """Repeats calls, one for each set of inputs; `sample()` is the mean seconds of a call over one batch of them."""
+    """Repeats calls, one for each set of inputs; `sample()` is the seconds of a call: on a GPU the mean over one batch of them, on a
+    CPU, where others delay single calls, the median."""
 
     def __init__(self, calls: list[Callable[[], Any]], device: torch.device, effort: Effort, graph: bool):
         self.calls, self.device = calls, device
@@ -86,10 +87,12 @@ class Timer:
         if device.type == "cuda" and graph:
             self.replay, self.kind = self._captured()
         once = self._time(1)
-        self._time(max(1, int(effort.warmup / once)))
-        self.repeats = max(1, int(effort.sample / self._time(1)))
+        count = max(1, int(effort.warmup / once))
+        self.repeats = max(1, int(effort.sample / min(once, self._time(count) / count)))
 
     def sample(self) -> float:
+        if self.device.type != "cuda":
+            return statistics.median(self._time(1) for _ in range(self.repeats)) / len(self.calls)
         return self._time(self.repeats) / (self.repeats * len(self.calls))
 
     def _run_all(self) -> None:

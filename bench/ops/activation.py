@@ -39,7 +39,7 @@ BACKWARD = {
 def activation(scope: Scope) -> Iterator[Case]:
     rows, columns = scope.pick((32768, 6144), (1024, 6144), (64, 384))
     for name in ("swiglu",) if scope.quick else FUNCTIONS:
-        for dtype in ("bf16",) if scope.quick else ("bf16", "fp32"):
+        for dtype in scope.dtypes("bf16", "fp32"):
             yield _activation(name, rows, columns, dtype, scope.device)
 
 
@@ -73,7 +73,7 @@ def _activation(name: str, rows: int, columns: int, dtype: str, device: torch.de
 def activation_backward(scope: Scope) -> Iterator[Case]:
     rows, columns = scope.pick((32768, 3072), (1024, 3072), (64, 384))
     for name in ("gelu",) if scope.quick else BACKWARD:
-        for dtype in ("bf16",) if scope.quick else ("bf16", "fp16"):
+        for dtype in scope.dtypes("bf16", "fp16"):
             yield _backward(name, rows, columns, dtype, scope.device)
     for name in ("gelu", "silu"):
         yield _backward(name, rows, columns, "bf16", scope.device, sums=True)

@@ -13,9 +13,7 @@ from .providers import compared
 
 def cast(scope: Scope) -> Iterator[Case]:
     for name, shapes in lists.chosen(scope, tensors=True).items():
-        for source, to in (
-            (("fp32", "bf16"),) if scope.quick else (("fp32", "bf16"), ("fp32", "fp16"), ("bf16", "fp32"))
-        ):
+        for source, to in scope.dtypes(("fp32", "bf16"), ("fp32", "fp16"), ("bf16", "fp32")):
             count = lists.numel(shapes)
             yield compared(
                 "cast_",

@@ -16,7 +16,7 @@ QUICK_CPU = [(64, 96)]
 
 def column_sums(scope: Scope) -> Iterator[Case]:
     for shape in scope.pick(CUDA, CPU, QUICK_CPU):
-        for dtype in ("bf16",) if scope.quick else ("bf16", "fp32"):
+        for dtype in scope.dtypes("bf16", "fp32"):
             yield _case(*shape, dtype, scope.device)
 
 

@@ -17,7 +17,7 @@ CUDA = [(16384, 50257, 768), (16384, 128256, 4096)]  # tokens, rows, columns
 
 def embedding(scope: Scope) -> Iterator[Case]:
     for shape in scope.pick(CUDA, [(4096, 50257, 768)], [(64, 501, 32)]):
-        for dtype in ("bf16",) if scope.quick else ("bf16", "fp32"):
+        for dtype in scope.dtypes("bf16", "fp32"):
             yield _case(*shape, dtype, scope.device)
 
 

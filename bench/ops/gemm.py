@@ -39,8 +39,9 @@ class Operands:
 
 
 def gemm(scope: Scope) -> Iterator[Case]:
-    for dtype in ("bf16",) if scope.quick else ("bf16", "fp16"):
-        for shape in scope.pick(QUICK if scope.quick else CUDA, CPU, CPU[:6]):
+    for dtype in scope.dtypes("bf16", "fp16"):
+        listed = scope.pick(QUICK if scope.quick else CUDA, CPU, CPU[:6])
+        for shape in [Shape(*scope.product, scope.layout or "NT")] if scope.product else listed:
             yield _case(shape, dtype, scope.device)
 
 

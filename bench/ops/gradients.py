@@ -26,7 +26,7 @@ GROWTH, BACKOFF, NEVER = 2.0, 0.5, 10**9  # growth interval: the scale stays wha
 
 def check_and_norm(scope: Scope) -> Iterator[Case]:
     for name, shapes in lists.chosen(scope).items():
-        for dtype, options in VARIANTS[:3] if scope.quick else VARIANTS:
+        for dtype, options in scope.dtypes(*VARIANTS, quick=3):
             yield norm_of_list(name, shapes, dtype, options, scope.device)
 
 
@@ -84,7 +84,7 @@ def _exact_norm(grads: Tensors, norm_type: float = 2.0, per_tensor: bool = False
 
 def unscale(scope: Scope) -> Iterator[Case]:
     for name, shapes in lists.chosen(scope).items():
-        for dtype in ("fp32",) if scope.quick else ("fp32", "fp16", "bf16"):
+        for dtype in scope.dtypes("fp32", "fp16", "bf16"):
             count = lists.numel(shapes)
             yield compared(
                 "unscale_",
@@ -120,7 +120,7 @@ def _unscaled(grads: Tensors, function) -> Call:
 
 def exponent_histogram(scope: Scope) -> Iterator[Case]:
     for name, shapes in lists.chosen(scope).items():
-        for dtype in ("bf16",) if scope.quick else ("bf16", "fp16", "fp32"):
+        for dtype in scope.dtypes("bf16", "fp16", "fp32"):
             count = lists.numel(shapes)
             yield compared(
                 "exponent_histogram",

@@ -25,8 +25,12 @@ Size = tuple[int, int, int]  # M, N, K
 
 
 def linear(scope: Scope) -> Iterator[Case]:
+    if scope.product:
+        for dtype in () if scope.layout else scope.dtypes("bf16", "fp16", "fp32"):
+            yield plain(scope.product, dtype, scope.device, families=("linear, forward",))
+        return
     size = scope.pick((32768, 3072, 768), (1024, 3072, 768), (64, 96, 64))
-    for dtype in ("bf16",) if scope.quick else ("bf16", "fp16"):
+    for dtype in scope.dtypes("bf16", "fp16"):
         for backward in (False, True):
             for activation in ACTIVATIONS:
                 yield activated(activation, backward, size, scope.device, dtype=dtype)
@@ -141,7 +145,7 @@ def _normal(generator: torch.Generator, *shape: int) -> torch.Tensor:
 def mlp(scope: Scope) -> Iterator[Case]:
     cuda = [("gelu", 32768, 768, 3072), ("swiglu", 16384, 2048, 8192)]  # activation, rows, width, hidden width
     cpu = [("gelu", 512, 256, 1024), ("swiglu", 512, 256, 1024)]
-    for dtype in ("bf16",) if scope.quick else ("bf16", "fp16"):
+    for dtype in scope.dtypes("bf16", "fp16"):
         for case in scope.pick(cuda, cpu, [("gelu", 64, 48, 96), ("swiglu", 64, 48, 96)]):
             yield mlp_case(*case, scope.device, dtype=dtype)
 

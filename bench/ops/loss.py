@@ -48,7 +48,7 @@ LINEAR_CUDA = [(16384, 768, 50257), (4096, 4096, 128256), (8192, 4096, 128256)] 
 def cross_entropy(scope: Scope) -> Iterator[Case]:
     shapes = scope.pick([(8192, 50257), (8192, 50304), (8192, 128256)], [(256, 50257)], [(16, 1001)])  # tokens, classes
     for shape in shapes:
-        for dtype in ("bf16",) if scope.quick else ("bf16", "fp32"):
+        for dtype in scope.dtypes("bf16", "fp32"):
             on_gpu = scope.device.type == "cuda"
             compiles = on_gpu and dtype == "bf16" and shape == shapes[0]
             yield rows_case(*shape, dtype, scope.device, compiles)

@@ -38,7 +38,7 @@ def rms_norm(scope: Scope) -> Iterator[Case]:
 def _cases(kind: str, scope: Scope) -> Iterator[Case]:
     for size in scope.pick([(32768, 768), (16384, 4096), (2048, 32768)], [(2048, 768)], [(64, 96)]):
         for backward in (False, True):
-            for dtype in ("bf16",) if scope.quick else ("bf16", "fp16", "fp32"):
+            for dtype in scope.dtypes("bf16", "fp16", "fp32"):
                 yield case(kind, *size, dtype, backward, scope.device)
             yield case(kind, *size, "fp32", backward, scope.device, autocast=True)
 

@@ -17,7 +17,7 @@ HEADS, EPS = (32, 8), 1e-6
 def rotary(scope: Scope) -> Iterator[Case]:
     tokens, width = scope.pick((8192, 128), (512, 128), (16, 64))
     for normed in (False, True):
-        for dtype in ("bf16",) if scope.quick else ("bf16", "fp32"):
+        for dtype in scope.dtypes("bf16", "fp32"):
             yield _case(tokens, width, normed, dtype, scope.device)
 
 

@@ -23,7 +23,7 @@ CUDA = [
 
 def syrk(scope: Scope) -> Iterator[Case]:
     for shape in scope.pick(CUDA, [(4, 768, 768), (2, 768, 3072), (1, 2048, 2048)], [(2, 72, 40)]):
-        for dtype in ("bf16",) if scope.quick else ("bf16", "fp16"):
+        for dtype in scope.dtypes("bf16", "fp16"):
             yield _case(*shape, dtype, scope.device)
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from bench.harness import environment, roofline
 from bench.harness import measure as harness
 from bench.harness.case import WithFacts
 from bench.harness.check import Mismatch, worst_error
@@ -207,6 +208,31 @@ def test_the_optimizer_reference_tells_a_wrong_update_from_a_right_one(layout):
 )
 def test_reads_beyond_as_many_writes_have_the_rate_of_two_reads_to_a_write(written, seconds):
     """36 bytes are read and 24 written: 12 and 12 move as in a copy, 24 and 12 at the other rate."""
-    roofline = Roofline(3.0, 4.0, {"fp32": 2.0})
-    assert roofline.floor_seconds(60, 0, "fp32", written) == pytest.approx(seconds)
-    assert roofline.floor_seconds(60, 100, "fp32", written) == 50.0
+    ceilings = Roofline(3.0, 4.0, {"fp32": 2.0})
+    assert ceilings.floor_seconds(60, 0, "fp32", written) == pytest.approx(seconds)
+    assert ceilings.floor_seconds(60, 100, "fp32", written) == 50.0
+
+
+@pytest.mark.parametrize(
+    ("device", "count_bytes", "flops", "share", "cached"),
+    [
+        ("cpu", 1000, 0, 0.5, True),
+        ("cpu", 1001, 0, 0.5, False),
+        ("cpu", 1001, 0, 7.1, True),  # a cache that the system does not tell
+        ("cpu", 1000, 10**4, 0.5, False),  # arithmetic bounds it
+        ("cuda", 1000, 0, 1.1, False),  # inputs rotate
+    ],
+)
+def test_sets_that_stay_in_a_cpus_cache_have_no_share_of_its_memory(
+    monkeypatch, device, count_bytes, flops, share, cached
+):
+    monkeypatch.setattr(roofline, "cache_bytes", lambda: 1000)
+    ceilings = Roofline(3.0, 4.0, {"fp32": 2.0})
+    assert ceilings.in_cache(torch.device(device), count_bytes, flops, "fp32", share) is cached
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_one_thread_is_advised_where_there_are_more(monkeypatch, threads):
+    monkeypatch.setattr(environment.os, "getloadavg", lambda: (100.0, 0.0, 0.0))
+    torch.set_num_threads(threads)
+    assert ("OMP_NUM_THREADS" in environment.load_warning(CPU)) is (threads > 1)

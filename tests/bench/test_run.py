@@ -129,3 +129,38 @@ def test_a_peer_that_does_not_import_is_absent(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "apex", types.ModuleType("apex"))
     sys.modules["apex"].__spec__ = types.SimpleNamespace()
     assert peers.version("apex") == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        (["--op", "gemm", "--shape", "96x24x130", "--dtype", "fp16"], ["gemm 96x24x130 NT fp16"]),
+        (["--op", "gemm", "--shape", "96x24x130 TN", "--quick"], ["gemm 96x24x130 TN bf16"]),
+        (["--op", "gemm,linear,rms_norm", "--shape", "8x4x6", "--dtype", "fp32"], ["linear 8x4x6 forward fp32"]),
+        (["--op", "cross_entropy", "--quick", "--shape", "x", "--dtype", "fp8"], []),
+        (["--op", "gemm", "--shape", "8x4x6", "--provider", "quack"], []),
+    ],
+)
+def test_a_product_of_any_size_and_dtype_is_timed(asked, names):
+    assert [case.name for case in run.select(run.parse(["--device", "cpu", *asked]))] == names
+
+
+def test_a_filter_without_a_match_fails_before_anything_is_measured(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(Roofline, "measured", None)
+    assert run.main(["--device", "cpu", "--op", "gemm", "--shape", "7 x 7", "--out", str(tmp_path / "out")]) == 2
+    assert "no case matches" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_quick_run_writes_to_the_cache_and_measures_the_ceilings_once(played, monkeypatch, tmp_path, capsys):
+    played(case(torch=lambda x: 2 * x))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    counted, measured = [], Roofline.measured
+    monkeypatch.setattr(Roofline, "measured", lambda *arguments: (counted.append(1), measured())[1])
+    for threads, ceilings in ((1, 1), (1, 1), (2, 2)):
+        torch.set_num_threads(threads)
+        assert run.main(["--device", "cpu", "--quick"]) == 0
+        assert len(counted) == ceilings
+    (folder,) = (tmp_path / "amp_kernels" / "bench").iterdir()
+    assert read(folder)[0]["in_cache"]
+    assert " in cache " in capsys.readouterr().out

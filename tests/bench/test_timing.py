@@ -168,3 +168,15 @@ def test_a_kernel_counts_from_the_end_of_those_before_it():
         "b": (1, 5.0),
         "c": (1, 0.0),
     }
+
+
+def test_a_call_that_others_delay_does_not_count_on_a_cpu(monkeypatch):
+    clock, delays = [0.0], iter([1.0, 0.0, 0.0, 0.0, 0.5, 0.0, 0.25] + 60 * [0.0])
+
+    def call():
+        clock[0] += 4e-3 + next(delays)
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    timer = Timer([call], torch.device("cpu"), Effort(settle=0.0, warmup=0.008, sample=0.022, rounds=1), graph=False)
+    assert timer.repeats == 5
+    assert timer.sample() == pytest.approx(4e-3)

@@ -166,6 +166,15 @@ def test_doctor_of_an_instruction_set_that_is_not_there_takes_a_line():
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="GNU's OpenMP prints its settings")
+def test_threads_of_benchmarks_do_not_spin_at_barriers():
+    command = [sys.executable, "-m", "amp_kernels", "bench", "--help"]
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment["OMP_DISPLAY_ENV"] = "verbose"
+    told = subprocess.run(command, capture_output=True, text=True, env=environment).stderr
+    assert told.rpartition("GOMP_SPINCOUNT = ")[2].startswith("'0'")
+
+
 def test_unknown_option_is_an_error():
     result = subprocess.run([sys.executable, "-m", "amp_kernels", "info", "--chekc"], capture_output=True, text=True)
     assert result.returncode == 2
