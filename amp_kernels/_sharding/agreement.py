@@ -177,11 +177,14 @@ class Agreement:
 
         Both are summed in float64. Every rank must call this, one without gradients with zeros. The host does not wait.
         """
-        both = torch.stack((sum_sq, flag)).double()
-        for group in self.groups:
-            both = _reduced(both, group, dist.ReduceOp.SUM)
-        sum_sq, flag = both.float().unbind()
+        sum_sq, flag = self.sum(torch.stack((sum_sq, flag)).double()).float().unbind()
         return sum_sq, flag.clamp(max=1.0)
+
+    def sum(self, numbers: Tensor) -> Tensor:
+        """Float64 numbers of this rank, summed over all ranks. Every rank must call this, one without gradients with zeros."""
+        for group in self.groups:
+            numbers = _reduced(numbers, group, dist.ReduceOp.SUM)
+        return numbers
 
     def total(self, sums: Tensor) -> Tensor:
         """A row of float64 numbers for each tensor, summed over the ranks that hold pieces of it, copies on its own mesh

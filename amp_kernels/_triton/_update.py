@@ -105,6 +105,7 @@ def prepare(rule: Rule, tables: Tables, a: UpdateArguments) -> torch.Tensor:
         a.found_inf,
         a.sum_sq,
         a.max_norm,
+        a.factors,
         DERIVE=rule.derive,
         GROUP_COLUMNS=tables.group_columns,
         LRS=tables.lrs,

@@ -27,6 +27,7 @@ COUNTER = tl.constexpr(7)  # columns of ``counters``: address of the step count,
 FIRST_OPERAND = tl.constexpr(3)  # column of a table, after: units up to and including this parameter, numel, row
 FIRST_OPTION = tl.constexpr(3)  # column of a group: the learning rate
 FLAG_MAXIMIZE = tl.constexpr(MAXIMIZE)
+LEAVE = tl.constexpr(2.0)  # in place of a clip factor: the parameter stays as it is
 
 
 @triton.jit
@@ -84,6 +85,7 @@ def prepare_kernel(
     found_inf,
     sum_sq,
     max_norm,
+    factors,
     DERIVE: tl.constexpr,
     GROUP_COLUMNS: tl.constexpr,
     LRS: tl.constexpr,
@@ -116,9 +118,14 @@ def prepare_kernel(
     if sum_sq is not None:
         ratio = tl.div_rn(tl.cast(max_norm, tl.float32), tl.sqrt_rn(tl.load(sum_sq)) + 1e-6)
         clip = tl.where(ratio > 1.0, 1.0, ratio)
+    leaves = mask & False
+    if factors is not None:
+        clip = tl.load(factors + row)
+        leaves = clip > 1.0
     out = rows + row * ROW
     tl.store(out, tl.broadcast_to(inv_scale, (BLOCK,)), mask=mask)
-    tl.store(out + 1, tl.where((flags & FLAG_MAXIMIZE) != 0, -clip, clip), mask=mask)
+    signed = tl.where((flags & FLAG_MAXIMIZE) != 0, -clip, clip)
+    tl.store(out + 1, tl.where(leaves, LEAVE, signed), mask=mask)
     tl.store(out + EMA_TAKE, (1.0 - real(group + (GROUP_COLUMNS - 1))).to(tl.float32), mask=mask)
     words = out.to(tl.pointer_type(tl.uint32))
     tl.store(words + STEP, step.to(tl.uint32), mask=mask)
@@ -128,7 +135,7 @@ def prepare_kernel(
     for i in tl.static_range(len(scalars)):
         tl.store(out + SCALARS + i, scalars[i], mask=mask)
     tl.debug_barrier()  # lanes out of bounds, in other warps, have read the first counter
-    tl.store(counter, step, mask=mask)
+    tl.store(counter, step, mask=mask & ~leaves)
 
 
 @triton.jit
@@ -336,6 +343,7 @@ def update_kernel(
             row, begin, count, at = find_span(table, ends, at, stop, UNIT, COLUMNS)
             shared = rows + tl.load(row + 2) * ROW
             inv_scale, clip, scalars = tl.load(shared), tl.load(shared + 1), read_scalars(shared, SCALAR_COUNT)
+            count = tl.where(clip > 1.0, 0, count)
             ema_take = tl.load(shared + EMA_TAKE) if EMA else None
             key = key_of(shared, seed)
             pointers = pointers_of(row, begin, ELEMENTS, MOMENTS, ALIGNED)

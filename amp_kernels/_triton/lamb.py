@@ -118,6 +118,7 @@ def moments_kernel(
         row, begin, count, _ = find_span(table, ends, index, index + 1, unit, COLUMNS)
         shared = rows + tl.load(row + 2) * ROW
         inv_scale, clip, scalars = tl.load(shared), tl.load(shared + 1), read_scalars(shared, 7)
+        count = tl.where(clip > 1.0, 0, count)
         key = key_of(shared, seed)
         pointers = pointers_of(row, begin, ELEMENTS, 2, ALIGNED)
         weight_sq = tl.zeros((BLOCK,), tl.float64)
@@ -191,8 +192,9 @@ def rates_kernel(
             direction_parts += tl.load(slots + 2 * at + 1, mask=at < end, other=0.0)
         weight_sq, direction_sq = tl.sum(weight_parts, 0), tl.sum(direction_parts, 0)
         if squares is not None:
-            tl.store(squares + 2 * place, weight_sq, mask=begin < end)
-            tl.store(squares + 2 * place + 1, direction_sq, mask=begin < end)
+            there = (begin < end) & ~(tl.load(rows + place * ROW + 1) > 1.0)
+            tl.store(squares + 2 * place, weight_sq, mask=there)
+            tl.store(squares + 2 * place + 1, direction_sq, mask=there)
             return
     else:
         weight_sq, direction_sq = tl.load(squares + 2 * place), tl.load(squares + 2 * place + 1)

@@ -41,6 +41,8 @@ class UpdateArguments(NamedTuple):
         ema_decay: one value per group.
         flags: per group, a sum of the declaration's bits (:mod:`.state`).
         max_norm: norm to clip to; read only if ``sum_sq`` is given.
+        factors: in place of ``sum_sq``, float32 ``[n]``: for each param its clip factor; above 1 it stays as it is, its step counter
+            included.
         seed: 0 to 2^63 - 1; with ``index``, step and element it decides the random bits (:mod:`.._raw._stochastic`).
         squares: of half a step alone, for params that are pieces of tensors: float64 ``[n, 2]``. The first half moves the
             moments and writes the sums of each piece; rows of pieces without elements stay. The second half reads the
@@ -67,6 +69,7 @@ class UpdateArguments(NamedTuple):
     flags: Sequence[int]
     max_norm: float
     seed: int
+    factors: Tensor | None = None
     squares: Written | None = None
     second: bool = True
 

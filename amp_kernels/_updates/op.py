@@ -109,10 +109,12 @@ class UpdateOp:
         if arguments.layout.is_meta:  # traced without data: nothing is returned, so there is nothing to compute
             return
         scalars = StepScalars.make(arguments)
-        params = [_Param(self.declared, arguments, i, row) for i, row in enumerate(arguments.layout.tolist())]
+        rows, factors = arguments.layout.tolist(), arguments.factors
+        params = [_Param(self.declared, arguments, i, row) for i, row in enumerate(rows)]
+        of_params = [scalars if factors is None else scalars.of(factors[i]) for i in range(len(rows))]
         if self.stage is not None:
-            self._run_stage(arguments, params, scalars)
-        for p in params:
+            self._run_stage(arguments, params, of_params)
+        for p, scalars in zip(params, of_params, strict=True):
             if arguments.second:
                 grad = scalars.gradient(p.grad, p.o.flags)
                 weight, *moments = self.rule(p.weight.load(), p.read_moments(), grad, p.o)
@@ -121,10 +123,10 @@ class UpdateOp:
                     p.store_moments(scalars, moments)
             scalars.store(p.counter, p.o.step)
 
-    def _run_stage(self, arguments: UpdateArguments, params: list[_Param], scalars: StepScalars) -> None:
+    def _run_stage(self, arguments: UpdateArguments, params: list[_Param], of_params: list[StepScalars]) -> None:
         """Up to the results of the stage, or to either side of the sums of pieces."""
         squares, stage, sums = arguments.squares, self.stage, []
-        for i, p in enumerate(params):
+        for i, (p, scalars) in enumerate(zip(params, of_params, strict=True)):
             if squares is not None and arguments.second:
                 sums.append(squares[i])
                 continue
@@ -209,6 +211,7 @@ def usual_samples(call: Callable[..., Sample]) -> Iterator[Sample]:
     yield call(37, [bf16, f16, f32], flags=STOCHASTIC, ema=True)
     yield call(38, [bf16, f32], flags=STOCHASTIC, ema=True, found=1.0)  # skipped
     yield call(39, [bf16, f32], master=f32, shadow=bf16, ema=True)
+    yield call(40, [bf16, f16, f32], master=torch.int16, scale=4.0, flags=MAXIMIZE, factors=True)  # some stay
     yield from samples8(call)
 
 
@@ -220,6 +223,7 @@ def samples8(call: Callable[..., Sample], first: int = 300, **options: Any) -> I
     yield call(first + 1, [bf16, f16], master=torch.int8, moment_dtype=torch.uint8, scale=8.0)
     yield call(first + 2, [bf16, f16], master=torch.int8)
     yield call(first + 3, [bf16, f32], master=torch.int8, moment_dtype=torch.uint8, found=1.0)  # skipped
+    yield call(first + 4, [bf16, f32, bf16], master=torch.int8, moment_dtype=torch.uint8, factors=True)  # some stay
 
 
 def define_update(

@@ -129,6 +129,7 @@ class Blocks:
         grad_scale: float | None = None,
         found_inf: float | None = None,
         sum_sq: float | None = None,
+        factors: Sequence[float] | None = None,
         ema_decay: float | Sequence[float] = 0.875,
         flags: int | Sequence[int] = 0,
         max_norm: float = 0.0,
@@ -164,6 +165,7 @@ class Blocks:
             [flag | bit for flag, bit in zip(each(flags), rounding, strict=True)],
             max_norm,
             seed,
+            None if factors is None else torch.tensor(factors, device=device),
         )
 
 
@@ -185,6 +187,7 @@ def sample(
     scale: float | None = None,
     found: float | None = None,
     max_norm: float | None = None,
+    factors: bool = False,
     **options: float,
 ) -> Sample:
     """A call with one group per dtype, of three params each, one of them empty and one transposed.
@@ -216,6 +219,7 @@ def sample(
         grad_scale=scale,
         found_inf=found,
         sum_sq=None if max_norm is None else 400.0,
+        factors=[(0.25, 1.0, 2.0, 0.5)[i % 4] for i in range(len(blocks.params))] if factors else None,
         ema_decay=0.75,
         flags=flags,
         max_norm=max_norm or 0.0,

@@ -140,6 +140,11 @@ class StepScalars:
         taken = None if a.found_inf is None else ~(a.found_inf.reshape(()) > 0)
         return cls(lists.inverse_scale(a.grad_scale), clip, taken)
 
+    def of(self, factor: Tensor) -> StepScalars:
+        """Of a parameter with its own clip factor."""
+        taken = ~(factor > 1)
+        return StepScalars(self.inv_scale, factor, taken if self.taken is None else taken & self.taken)
+
     def gradient(self, grad: Tensor, flags: int) -> Tensor:
         """The gradient that the update sees, float32 in memory order."""
         value = lists.flat(grad).float() * self.inv_scale * self.clip

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from ._groups import GroupChecks
 from ._options import DEFAULTS, GroupOptionAttribute, MixedPrecision, OptionAttribute, Options, checked_options
 from ._plan import StepPlan
 from ._store import Join, StateStore
+from ._units import GroupResults
 
 
 def hooked_if_watched(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,6 +70,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
     master_weights = OptionAttribute[str]()
     shadow_dtype = OptionAttribute[torch.dtype | None]()
     state_dtype = OptionAttribute[torch.dtype | str]()
+    independent_groups = OptionAttribute[bool]()
     max_grad_norm = OptionAttribute[float | None]()
     skip_nonfinite = OptionAttribute[bool]()
     ema_decay = OptionAttribute[float | None]()
@@ -135,6 +137,8 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
             self._checks.complete(group, self.defaults)
             seed = self._checks.common("seed", self.param_groups)
             self._checks.check_params(group)
+            if self.plan.units is not None:
+                self.plan.units.of_groups(self.param_groups)
             self._options.seed = seed
             group["fused"] = True
         except BaseException:
@@ -157,7 +161,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
 
     @compiled_call()
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, *, units: Iterable[str | int] | None = None) -> Any:
         """Update all parameters that have a gradient, in one pass per device and without a host sync.
 
         Gradients are read, not written: after a step under a :class:`amp_kernels.GradScaler` they still carry the loss
@@ -167,6 +171,8 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
 
         Args:
             closure: reevaluates the model and returns the loss.
+            units: with ``independent_groups=True``, the units to step, by name (``unit`` of the groups, or a group's index). Others
+                stay, with their gradients. ``None``: all.
 
         Returns:
             The closure's result, or ``None``.
@@ -175,9 +181,10 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
             RuntimeError: a gradient is sparse; or gradients are released, and this step does not fit to the updates within backward
                 (:func:`release_gradients`).
             TypeError: a gradient is complex or an integer.
-            ValueError: a hyper-parameter is NaN. Nothing has been changed when any of these is raised.
+            ValueError: a hyper-parameter is NaN, there is no such unit, or groups of a unit differ in its options. Nothing has been
+                changed when any of these is raised.
         """
-        loss, released = None, self._released
+        loss, released, asked = None, self._released, self._asked(units)
         if closure is not None:
             if released is not None:
                 raise RuntimeError(
@@ -189,7 +196,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
                     loss = closure()
             finally:
                 self._in_closure = False
-        request = self._request or self.default_request()
+        request = (self._request or self.default_request())._replace(units=asked)
         if released is None or released.check_step(request):
             answer = self.plan.step(self.param_groups, self.state, request)
             if self._answer is not None:
@@ -205,13 +212,39 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
             self._released.reset()
         super().zero_grad(set_to_none)
 
+    def _asked(self, units: Iterable[str | int] | None) -> frozenset[int] | None:
+        if units is None:
+            return None
+        if self.plan.units is None:
+            raise ValueError(
+                f"{type(self).__name__}: units is {units!r} and independent_groups is False; accepted: units with independent_groups=True"
+            )
+        self.plan.units.of_groups(self.param_groups)
+        return self.plan.units.asked(units)
+
+    @property
+    def group_results(self) -> GroupResults:
+        """The last step, unit by unit; see :class:`GroupResults`. No host sync.
+
+        Raises:
+            RuntimeError: before the first step, or without ``independent_groups=True``.
+        """
+        if self.plan.units is None:
+            raise RuntimeError(
+                f"{type(self).__name__}: independent_groups is False; accepted: True, to read group_results"
+            )
+        return self.plan.units.results()
+
     def default_request(self, max_norm: float | None = None) -> StepRequest:
         """The step that the optimizer's options ask for, with the scale and flag that torch's scaler leaves in attributes.
 
         Raises:
             ValueError: a scaler gives a ``max_norm`` and the optimizer has a ``max_grad_norm``.
         """
-        own = self._options.max_grad_norm
+        own, check = self._options.max_grad_norm, self._options.skip_nonfinite
+        if self.plan.units is not None:
+            limits = [group["max_grad_norm"] for group in self.param_groups if group["max_grad_norm"] is not None]
+            own, check = limits[0] if limits else None, False  # each unit has its own
         if max_norm is not None and own is not None:
             raise ValueError(
                 f"GradScaler.step: max_norm is {max_norm} and max_grad_norm of {type(self).__name__} is {own}; accepted: one of them"
@@ -219,8 +252,8 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
         found_inf = getattr(self, "found_inf", None)
         if not isinstance(found_inf, Tensor):
             found_inf = None  # torch's scaler leaves the int 0 if there are no gradients
-        norm = own if max_norm is None else max_norm
-        return StepRequest(getattr(self, "grad_scale", None), found_inf, self._options.skip_nonfinite, norm)
+        norm = own if max_norm is None and self.plan.units is None else max_norm
+        return StepRequest(getattr(self, "grad_scale", None), found_inf, check, norm)
 
     def step_on_request(self, request: StepRequest, step: Callable[[], Any]) -> tuple[Any, StepAnswer]:
         """Call ``step``, which steps this optimizer, and have that step follow the request of a gradient scaler.

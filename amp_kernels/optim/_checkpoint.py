@@ -113,6 +113,8 @@ class CheckpointCodec:
 
     def _read_max_grad_norm(self, groups: list[dict[str, Any]]) -> float | None:
         """Apex keeps this option in its groups, where 0 stands for no clipping."""
+        if self._checks.options.independent_groups:
+            return self._checks.options.max_grad_norm
         for group in groups:
             if group.get("max_grad_norm") == 0:
                 group["max_grad_norm"] = None

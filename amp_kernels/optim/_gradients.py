@@ -90,6 +90,7 @@ class StepRequest(NamedTuple):
     check: bool = False  # check the gradients and skip if one is not finite
     max_norm: float | None = None  # clip to this norm
     per_tensor: bool = False  # also report which gradients are not finite
+    units: frozenset[int] | None = None  # of an optimizer with independent groups: step these alone
 
 
 @dataclass
@@ -113,7 +114,7 @@ def measure(
     if not (request.check or norm):
         return answer
     sum_sq, flags = None, {}
-    for device, of_device in _by_device(launches).items():
+    for device, of_device in by_device(launches).items():
         found, flags[device] = _check(request, of_device, answer)
         sum_sq = found if sum_sq is None else sum_sq + at(found, sum_sq.device)
     if agreement:  # a rank without gradients takes part
@@ -134,7 +135,7 @@ def home_device(agreement: Agreement, params: list[Tensor]) -> torch.device:
     return local(params[0]).device if params else agreement.device
 
 
-def _by_device(launches: list[Launch]) -> dict[torch.device, list[Launch]]:
+def by_device(launches: list[Launch]) -> dict[torch.device, list[Launch]]:
     by_device: dict[torch.device, list[Launch]] = {}
     for launch in launches:
         by_device.setdefault(launch.batch.device, []).append(launch)

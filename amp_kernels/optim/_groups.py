@@ -27,6 +27,7 @@ from ._moments8 import has_whole_blocks, moment_dtype
 from ._options import (
     DEFAULTS,
     GROUP_OPTIONS,
+    UNIT_KEYS,
     Options,
     check_betas,
     check_group_options,
@@ -48,7 +49,7 @@ class GroupChecks:
     """The checks of one optimizer's groups and parameters; error messages begin with ``name``."""
 
     def __init__(self, name: str, algorithm: Algorithm, options: Options):
-        self._name, self._algorithm, self._options = name, algorithm, options
+        self._name, self._algorithm, self.options = name, algorithm, options
 
     def refuse_misspelt(self, group: dict[str, Any], index: int, defaults: dict[str, Any]) -> None:
         """Raise for a key of new group number ``index`` that misspells an option, because torch would keep it unread."""
@@ -65,18 +66,24 @@ class GroupChecks:
     def complete(self, group: dict[str, Any], defaults: dict[str, Any]) -> None:
         """Add the options that live in groups, if they are in use, to a new or loaded group and check all that it
         holds. Without them a group has the keys of torch's."""
-        options = self._options
+        options = self.options
         if options.ema_decay is not None:
             group.setdefault("ema_decay", options.ema_decay)
         if rounds_stochastically(options):
             group.setdefault("seed", options.seed)
         check_group_options(self._name, group)
+        self._complete_unit(group)
         self.release_shard_group(group)
+        accepted, hint = GROUP_OPTIONS, ""
+        if options.independent_groups:
+            accepted = *accepted, *UNIT_KEYS
+        elif any(key in group for key in UNIT_KEYS):
+            hint = f"; with independent_groups=True also {', '.join(UNIT_KEYS)}"
         for name, value in vars(options).items():
-            if name in group and name not in GROUP_OPTIONS and group.pop(name) != value:
+            if name in group and name not in accepted and group.pop(name) != value:
                 raise ValueError(
                     f"{self._name}: {name} is an option of the optimizer, where it is {value!r}, and not of a group; "
-                    f"accepted in groups: {', '.join(GROUP_OPTIONS)}"
+                    f"accepted in groups: {', '.join(accepted)}{hint}"
                 )
         missing = [key for key in NUMBERS if key in defaults and key not in group]
         if missing:
@@ -87,10 +94,23 @@ class GroupChecks:
         self._complete_switches(group, defaults)
         self._algorithm.of(group).check_group(self._name, group)
 
+    def _complete_unit(self, group: dict[str, Any]) -> None:
+        unit, options = group.get("unit"), self.options
+        if "unit" in group and not (isinstance(unit, str) and options.independent_groups):
+            raise ValueError(
+                f"{self._name}: unit of a group is {unit!r}, and independent_groups is {options.independent_groups}; accepted: a string, "
+                "with independent_groups=True"
+            )
+        if options.independent_groups:
+            group.setdefault("max_grad_norm", options.max_grad_norm)
+            group["skip_nonfinite"] = bool(group.get("skip_nonfinite", options.skip_nonfinite))
+            if group["max_grad_norm"] is not None:
+                lists.check_number(self._name, "max_grad_norm", group["max_grad_norm"], 0.0)
+
     def release_shard_group(self, group: dict[str, Any]) -> None:
         """Set the optimizer's own process group, which ZeroRedundancyOptimizer copies into the groups, to None: its state_dict has all
         that they hold, and it takes over what they hold here."""
-        if group.get("shard_group") is self._options.shard_group is not None:
+        if group.get("shard_group") is self.options.shard_group is not None:
             group["shard_group"] = None
 
     def _complete_switches(self, group: dict[str, Any], defaults: dict[str, Any]) -> None:
@@ -146,7 +166,7 @@ class GroupChecks:
     def check_numbers(self, groups: list[dict[str, Any]]) -> None:
         """Raise for a NaN or a text that a scheduler wrote into a group: it must not reach the weights."""
         for group in groups:
-            for key in (*NUMBERS, "ema_decay"):
+            for key in (*NUMBERS, "ema_decay", "max_grad_norm"):
                 value = group.get(key)
                 for number in value if isinstance(value, (tuple, list)) else (value,):
                     if isinstance(number, str):
@@ -156,7 +176,7 @@ class GroupChecks:
 
     def common(self, option: str, groups: list[dict[str, Any]]) -> Any:
         """The value of an option in all groups, or the optimizer's own if no group has it."""
-        values = {group[option] for group in groups if option in group} or {getattr(self._options, option)}
+        values = {group[option] for group in groups if option in group} or {getattr(self.options, option)}
         if len(values) > 1:
             raise ValueError(
                 f"{self._name}: groups have the {option}s {sorted(values, key=str)}; accepted: the same one in all"
@@ -196,12 +216,12 @@ class GroupChecks:
         if is_dtensor(param):
             if any(placement.is_partial() for placement in param.placements):
                 raise ValueError(f"{label} has the placements {param.placements}; accepted: Shard and Replicate")
-            if self._options.shadow_dtype is not None:
+            if self.options.shadow_dtype is not None:
                 raise ValueError(
-                    f"{label} is a DTensor and shadow_dtype is {self._options.shadow_dtype}; accepted: None (whoever "
+                    f"{label} is a DTensor and shadow_dtype is {self.options.shadow_dtype}; accepted: None (whoever "
                     "gathers the pieces casts them: MixedPrecisionPolicy(param_dtype=...) of fully_shard)"
                 )
-            if moment_dtype(param.shape, self._options.state_dtype) == torch.uint8 and not has_whole_blocks(param):
+            if moment_dtype(param.shape, self.options.state_dtype) == torch.uint8 and not has_whole_blocks(param):
                 raise ValueError(
                     f"{label} has the placements {param.placements}, pieces of shape {list(local(param).shape)}, and state_dtype "
                     f"is '8bit'; accepted: contiguous pieces of whole blocks of {BLOCK} elements along the last dimension, or "

@@ -86,9 +86,12 @@ def make_batches(
     counts: list[bool],
     shard_group: ProcessGroup | None,
     op_of: Callable[[dict[str, Any]], UpdateOp],
+    numbered: list[tuple[int, int]] | None = None,
 ) -> list[DeviceBatch]:
     """The batches of the ``active`` parameters, each given with the number of its group. ``number``: of all the optimizer's parameters,
-    by id, as in the state_dict. ``counts``: which of them count on this rank in norms. ``op_of(group)``: the op that updates a group."""
+    by id, as in the state_dict. ``counts``: which of them count on this rank in norms. ``op_of(group)``: the op that updates a group.
+    ``numbered``: of each parameter the number that its random bits depend on, and the number of parameters it is counted among;
+    ``None``: its number, and all."""
     if not all(counts):
         active = sorted(active, key=lambda entry: not counts[number[id(entry[1].param)]])
     by_device: dict[tuple[torch.device, UpdateOp], list[tuple[int, Place, Tensor]]] = defaultdict(list)
@@ -103,7 +106,8 @@ def make_batches(
         position = {block: i for i, block in enumerate(group_of)}
         rows = []
         for (group, place, _), index in zip(members, numbers, strict=True):
-            random = random_place(place.param, index, len(number), shard_group)
+            own = (index, len(number)) if numbered is None else numbered[index]
+            random = random_place(place.param, *own, shard_group)
             rows.append((position[place.block], place.offset, place.slot, group, *random))
         batches.append(
             DeviceBatch(

@@ -123,6 +123,8 @@ class Chunk:
         batch = launch.batch
         flat = torch.empty(self.elements, dtype=ITERATE, device=batch.device)
         iterates = [flat[b : b + s.numel] for b, s in zip(self.begins, self.stacks, strict=True)]
+        if arguments.factors is not None:
+            arguments = arguments._replace(factors=arguments.factors[self.index.to(batch.device)])
         before = self._before(batch, arguments)
         if self.positions:
             trial = self._call(op, launch, self.copies.made(before), iterates, self.copies.layout, second=False)
@@ -162,6 +164,7 @@ class Chunk:
             weight_decays=[a.weight_decays[group] for group in numbers] if a.weight_decays else [],
             grad_scale=None,
             sum_sq=None,
+            factors=None if a.factors is None else (a.factors > 1.0) + 1.0,
             options=options,
             ema_decay=[a.ema_decay[group] for group in numbers],
             flags=[a.flags[group] & ~MAXIMIZE for group in numbers],

@@ -41,6 +41,10 @@ class MixedPrecision(TypedDict, total=False):
             rounded stochastically, with floating-point codes in which no second moment becomes 0. Parameters with fewer
             than 4096 elements, and those of which a row (all dimensions but the first) is no multiple of 32 elements, keep
             bfloat16, by their shape before any sharding; the logger ``amp_kernels`` names them at level DEBUG.
+        independent_groups: each parameter group, or all groups with the same ``unit`` (a string in the group), is a unit that
+            steps as an optimizer of its own, in the launches of one: it has its own norm, clipping, check for non-finite gradients, skip
+            and random bits. Groups may then also have a ``max_grad_norm`` and a ``skip_nonfinite``, the same in all groups
+            of a unit. A unit without gradients is not stepped.
         max_grad_norm: clip the total L2 norm of all gradients to this in every step, as
             :func:`torch.nn.utils.clip_grad_norm_` would, without writing them. With it, ``scaler.step(opt, max_norm=...)`` is
             refused.
@@ -86,6 +90,7 @@ class MixedPrecision(TypedDict, total=False):
     master_weights: Literal["fp32", "split", "split24", "none", "none_rne"]
     shadow_dtype: torch.dtype | None
     state_dtype: torch.dtype | Literal["8bit"]
+    independent_groups: bool
     max_grad_norm: float | None
     skip_nonfinite: bool
     ema_decay: float | None
@@ -99,6 +104,7 @@ DEFAULTS: MixedPrecision = {
     "master_weights": "fp32",
     "shadow_dtype": None,
     "state_dtype": torch.float32,
+    "independent_groups": False,
     "max_grad_norm": None,
     "skip_nonfinite": False,
     "ema_decay": None,
@@ -108,6 +114,7 @@ DEFAULTS: MixedPrecision = {
     "seed": 0,
 }
 GROUP_OPTIONS = ("ema_decay", "seed", "shard_group")  # live in the groups, where schedulers and checkpoints find them
+UNIT_KEYS = ("max_grad_norm", "skip_nonfinite")  # of groups, if they are independent; the same in all of a unit
 _TYPES = MixedPrecision.__annotations__
 _MAY_BE_TEXTS = ("params", "adjust_lr_fn", "ns_coefficients")  # arguments that no number stands for
 _ACCEPTED = {
@@ -231,7 +238,7 @@ def checked_options(optimizer: str, options: MixedPrecision) -> Options:
     if options["max_grad_norm"] is not None:
         lists.check_number(optimizer, "max_grad_norm", options["max_grad_norm"], 0.0)
     check_group_options(optimizer, options)
-    for name in ("skip_nonfinite", "unscale_grads", "zero_grads"):
+    for name in ("independent_groups", "skip_nonfinite", "unscale_grads", "zero_grads"):
         options[name] = bool(options[name])
     return Options(**options)
 

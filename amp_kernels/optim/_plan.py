@@ -30,6 +30,7 @@ from ._launches import CachedStep, DeviceBatch, Launch, LoneStep, addressable, m
 from ._options import Options
 from ._state import Place, refuse_other_device, signature
 from ._store import Entry, StateStore
+from ._units import Units
 
 Groups = list[dict[str, Any]]
 _shard_group = operator.methodcaller("get", "shard_group")
@@ -63,6 +64,7 @@ class StepPlan:
         self._latest = LatestAgreement()
         self._warned = False
         self._checks, self.hyper = checks, HyperParameters(algorithm, options, checks)
+        self.units = Units(name) if options.independent_groups else None
         self._members = algorithm.members
         self._staged = any(member.op.stage is not None for member in self._members)
         self.forget()
@@ -77,6 +79,8 @@ class StepPlan:
         self._alone: tuple = ()  # what the steps of single parameters share, besides groups and state,
         self._lone: dict[int, LoneStep] = {}  # and these steps
         self.hyper.forget()
+        if self.units is not None:
+            self.units.forget()
 
     def agreement(self, groups: Groups) -> Agreement:
         """The ranks to agree with on norms and skips."""
@@ -100,14 +104,24 @@ class StepPlan:
                 stacklevel=users_line(),
             )
         max_norm = request.max_norm
-        if request.check or max_norm is not None or self._staged:
+        independent = self.units is not None
+        if request.check or max_norm is not None or self._staged or independent:
             self._agreement.check(self._name)
-        self._needs_norm = max_norm is not None if request.check or max_norm is not None else None
+        self._needs_norm = (
+            independent or max_norm is not None if request.check or max_norm is not None or independent else None
+        )
         is_norm_known = self._settle()
-        answer = measure(request, launches, self._agreement, self._params, norm=max_norm is not None)
+        factors: list[Tensor | None] = [None] * len(launches)
+        if independent:
+            answer, factors = self.units.judge(request, launches, self._agreement, self._params, groups)
+        else:
+            answer = measure(request, launches, self._agreement, self._params, norm=max_norm is not None)
         if not is_norm_known:
             answer.sum_sq = None
-        updates = [self._update(launch, groups, packed, request, answer, max_norm) for launch in launches]
+        updates = [
+            self._update(launch, groups, packed, request, answer, of_launch)
+            for launch, of_launch in zip(launches, factors, strict=True)
+        ]
         calls: list[UpdateCall] = []
         for member in self._members:
             own = [update for update in updates if update.launch.batch.op is member.op]
@@ -119,6 +133,10 @@ class StepPlan:
             if options.zero_grads:
                 batch, _, table = launch
                 grads = table.grads() if table is not None else [local(param.grad) for param in batch.params]
+                if request.units is not None:
+                    of_groups = self.units.of_groups(groups)
+                    rows = zip(grads, batch.layout[:, 3].tolist(), strict=True)
+                    grads = [grad for grad, group in rows if of_groups[group] in request.units]
                 torch._foreach_zero_(grads)
         return answer
 
@@ -134,10 +152,11 @@ class StepPlan:
         packed: PackedGroups,
         request: StepRequest,
         answer: StepAnswer,
-        max_norm: float | None,
+        factors: Tensor | None,
     ) -> Update:
         """The arguments of the update op, with masters and shadows brought up to date."""
-        batch = launch.batch
+        batch, max_norm = launch.batch, request.max_norm if factors is None else None
+        flags = [request.found_inf, *answer.found_infs.values()] if factors is None else []
         batch.shadows.renew()
         batch.written.adopt()
         arguments = UpdateArguments(
@@ -147,13 +166,14 @@ class StepPlan:
             batch.layout,
             *self.hyper.on_device(groups, batch.device),
             grad_scale=at(request.grad_scale, batch.device),
-            found_inf=largest_flag([request.found_inf, *answer.found_infs.values()], batch.device),
+            found_inf=largest_flag(flags, batch.device),
             sum_sq=None if max_norm is None else at(answer.sum_sq, batch.device),
             options=packed.options[batch.op.declared.name],
             ema_decay=packed.ema_decays,
             flags=packed.flags,
             max_norm=0.0 if max_norm is None else float(max_norm),
             seed=self._options.seed,
+            factors=factors,
         )
         return Update(launch, arguments)
 
@@ -177,7 +197,7 @@ class StepPlan:
         active = self._find_active(groups, state, _members(groups))
         if active.missing:
             self._make_state(active, state)
-        batches, new = self._batches_of(active, [len(group["params"]) for group in groups])
+        batches, new = self._batches_of(active, groups)
         grad_of = {id(param): grad for param, grad in zip(active.params, active.grads, strict=True)}
         grads = [[grad_of[id(param)] for param in batch.params] for batch in batches]
         if batches and not new and self._is_cacheable(batches, grads, active, backend):
@@ -188,6 +208,8 @@ class StepPlan:
     def _key(self, groups: Groups, packed: PackedGroups, backend: Any) -> tuple:
         """All that a cached step depends on besides tensors."""
         shared = self._options.shard_group, list(map(_shard_group, groups))
+        if self.units is not None:
+            shared = *shared, self.units.of_groups(groups)
         return backend, self._store.version, packed.used, packed.averaged, shared
 
     def _find_active(self, groups: Groups, state: dict, members: Iterable[_Member]) -> _Active:
@@ -234,19 +256,23 @@ class StepPlan:
         self._store.commit(self._store.pack(active.missing), state)
         active.places = [self._store.places[id(param)] for param in active.params]
 
-    def _batches_of(self, active: _Active, sizes: list[int]) -> tuple[list[DeviceBatch], bool]:
-        """The batches of a step, and whether they had to be made. ``sizes`` of the groups decide the parameters' numbers."""
-        key = self._agreement, sizes, active.groups, active.places, active.pieces
+    def _batches_of(self, active: _Active, groups: Groups) -> tuple[list[DeviceBatch], bool]:
+        """The batches of a step, and whether they had to be made. The sizes of the groups decide the parameters' numbers."""
+        sizes = [len(group["params"]) for group in groups]
+        numbered = None if self.units is None else self.units.numbers(groups)
+        key = self._agreement, sizes, active.groups, active.places, active.pieces, numbered
         if key == self._batches[0]:
             return self._batches[1], False
-        batches = self._make_batches(active, {id(param): i for i, param in enumerate(self._params)})
+        batches = self._make_batches(active, {id(param): i for i, param in enumerate(self._params)}, numbered)
         self._batches = (key, batches)
         return batches, True
 
-    def _make_batches(self, active: _Active, number: dict[int, int]) -> list[DeviceBatch]:
+    def _make_batches(
+        self, active: _Active, number: dict[int, int], numbered: list[tuple[int, int]] | None = None
+    ) -> list[DeviceBatch]:
         members = list(zip(active.groups, active.places, strict=True))
         counts, shard_group = self._agreement.counts, self._options.shard_group
-        return make_batches(number, members, counts, shard_group, lambda group: self._algorithm.of(group).op)
+        return make_batches(number, members, counts, shard_group, lambda group: self._algorithm.of(group).op, numbered)
 
     def _is_cacheable(
         self, batches: list[DeviceBatch], grads: list[list[Tensor]], active: _Active, backend: Any
@@ -317,6 +343,8 @@ class StepPlan:
         places = [(_address(param), param.requires_grad) for param in params]
         shared = [group.get("shard_group") for group in groups]
         numbers = [*self.hyper.packed(groups).fixed_numbers(), self._options.seed]
+        if self.units is not None:
+            numbers += self.units.conditions(groups)
         return [self._batches, *state.values(), *params], [numbers, places, shared]
 
     @contextmanager

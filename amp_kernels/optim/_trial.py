@@ -65,6 +65,8 @@ def trial(op: UpdateOp, update: Update, part: slice) -> UpdateCall:
     batch, grads, _ = update.launch
     copies = Copies(batch.layout[part], [piece.numel() for piece in batch.pieces[part]])
     arguments, table = copies.made(update.arguments), update.table
+    if arguments.factors is not None:
+        arguments = arguments._replace(factors=arguments.factors[part])
     if table is None:
         arguments = arguments._replace(params=batch.pieces[part], grads=grads[part], layout=copies.layout)
         return UpdateCall(op, arguments, None)

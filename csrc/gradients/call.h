@@ -9,6 +9,7 @@
 #include "device/status.h"
 #include "gradients/grad_norm.h"
 #include "gradients/loss_scale.h"
+#include "gradients/unit.h"
 
 namespace ak {
 
@@ -68,5 +69,23 @@ size_t update_scale_scratch_bytes(size_t found_infs);
 /// One step of the rule; an overflow is a positive value among `found_infs`. `scratch` is aligned to 4 bytes.
 Status update_scale(const LossScaleRef& scale, std::span<const float* const> found_infs,
                     const LossScaleOptions& options, void* scratch, Stream stream);
+
+// ---- judge_units_
+
+/// The tensors of a step and the units that they belong to.
+struct UnitsRef {
+  int64_t units;
+  const float *sums, *flags;  // by tensor: squares; above 0: not finite, below: no gradient
+  const int64_t* rows;        // unit after unit the numbers of the tensors, ~number where the square counts elsewhere
+  const int64_t* ends;        // by unit, in rows
+  const UnitRule* rules;
+  UnitStatistics* statistics;
+  const float* found_infs;  // by unit, of an earlier check; may be null
+  float* factors;           // by tensor
+  float* results;           // norms, skips, flags: three rows, by unit
+};
+
+/// Decides about every unit that was asked for and has a gradient; the others get kLeave, and norm 0.
+Status judge_units(const UnitsRef& at, Stream stream);
 
 }  // namespace ak

@@ -21,6 +21,10 @@ AK_HD float clip_factor(float sum_sq, float max_norm) {
   return ratio > 1.0f ? 1.0f : ratio;
 }
 
+// In place of a clip factor: the parameter stays as it is.
+inline constexpr float kLeave = 2.0f;
+AK_HD bool leaves(float factor) { return factor > 1.0f; }
+
 // The gradient of the update: rounded after the unscaling, so that the tested value is the clipped one.
 AK_HD float effective_grad(float grad, float inv_scale, float clip) { return unscale(grad, inv_scale) * clip; }
 

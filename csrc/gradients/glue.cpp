@@ -1,4 +1,4 @@
-// check_and_norm, unscale_, exponent_histogram and update_scale_: from the schemas to gradients/call.h.
+// check_and_norm, unscale_, exponent_histogram, judge_units_ and update_scale_: from the schemas to gradients/call.h.
 #include <algorithm>
 #include <limits>
 #include <type_traits>
@@ -131,6 +131,41 @@ void run_update_scale(const Tensor scale, const Tensor growth_tracker, const Ten
   call.launch(update_scale, at, flags, options, call.scratch(update_scale_scratch_bytes(flags.size())));
 }
 
+std::tuple<Tensor, Tensor> run_judge_units(const Tensor& sums, const Tensor& flags, const Tensor& rows,
+                                           const Tensor& ends, const Tensor& rules, Tensor statistics,
+                                           const std::optional<Tensor> found_infs) {
+  constexpr const char* op = "judge_units_";
+  OpCall call(op, {"sums"}, sums);
+  const int64_t units = ends.numel(), tensors = sums.numel();
+  const auto check_of = [&](const char* name, const Tensor& t, ScalarType dtype, int64_t count) {
+    check_dtype(op, {name}, t, {dtype});
+    AK_CHECK(t.numel() == count && t.is_contiguous(), op, ": ", name, " must be contiguous with ", count,
+             " elements; got shape ", Ints{t.sizes()});
+  };
+  check_of("sums", sums, ScalarType::Float, tensors);
+  check_of("flags", flags, ScalarType::Float, tensors);
+  check_of("rows", rows, ScalarType::Long, tensors);
+  check_of("ends", ends, ScalarType::Long, units);
+  check_of("rules", rules, ScalarType::Double, units * static_cast<int64_t>(sizeof(UnitRule) / sizeof(double)));
+  check_of("statistics", statistics, ScalarType::Double,
+           units * static_cast<int64_t>(sizeof(UnitStatistics) / sizeof(double)));
+  if (found_infs) check_of("found_infs", *found_infs, ScalarType::Float, units);
+  const Tensor factors = call.empty({"factors"}, {tensors}, ScalarType::Float);
+  const Tensor results = call.empty({"results"}, {3, units}, ScalarType::Float);
+  const UnitsRef at{.units = units,
+                    .sums = call.read<float>({"sums"}, sums),
+                    .flags = call.read<float>({"flags"}, flags),
+                    .rows = call.read<int64_t>({"rows"}, rows),
+                    .ends = call.read<int64_t>({"ends"}, ends),
+                    .rules = call.read<UnitRule>({"rules"}, rules),
+                    .statistics = static_cast<UnitStatistics*>(call.write({"statistics"}, statistics)),
+                    .found_infs = call.read<float>({"found_infs"}, found_infs),
+                    .factors = static_cast<float*>(factors.mutable_data_ptr()),
+                    .results = static_cast<float*>(results.mutable_data_ptr())};
+  if (units > 0) call.launch(judge_units, at);
+  return {factors, results};
+}
+
 }  // namespace
 }  // namespace ak
 
@@ -139,5 +174,6 @@ AK_OPS(m) {
   m.impl("_check_and_norm_table", TORCH_BOX(&ak::run_check_and_norm_table));
   m.impl("unscale_", TORCH_BOX(&ak::run_unscale));
   m.impl("exponent_histogram", TORCH_BOX(&ak::run_exponent_histogram));
+  m.impl("judge_units_", TORCH_BOX(&ak::run_judge_units));
   m.impl("update_scale_", TORCH_BOX(&ak::run_update_scale));
 }

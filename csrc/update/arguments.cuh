@@ -26,7 +26,7 @@ template <class Rule>
 struct alignas(16) UpdateRow {
   typename Rule::Scalars scalars;
   float inv_scale;
-  float clip;  // negative when maximizing
+  float clip;  // negative when maximizing, or kLeave
   // Extras; last, so that the kernel without them need not load them.
   float ema_take;
   uint32_t step;

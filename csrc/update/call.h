@@ -45,6 +45,7 @@ struct UpdateCall {
   std::vector<int64_t> flags = in.integers();
   double max_norm = in.number();
   int64_t seed = in.integer();
+  std::optional<Tensor> factors = in.optional_tensor();
   std::optional<Tensor> squares = in.tensor(variant.half);
   bool second = !variant.half || in.flag();
 
@@ -321,6 +322,14 @@ void check_numbers(const UpdateCall& call, const CheckPlace& check_place) {
   if (call.grad_scale) check_scalar({"grad_scale"}, *call.grad_scale);
   if (call.found_inf) check_scalar({"found_inf"}, *call.found_inf);
   if (call.sum_sq) check_scalar({"sum_sq"}, *call.sum_sq);
+  if (call.factors) {
+    const int64_t count = call.tensors();
+    check_dtype(call.op(), {"factors"}, *call.factors, {ScalarType::Float});
+    check_place({"factors"}, *call.factors);
+    AK_CHECK(!call.sum_sq && call.factors->numel() == count && call.factors->is_contiguous(), call.op(),
+             ": factors must be contiguous with one number per param, ", count, ", and no sum_sq; got shape ",
+             Ints{call.factors->sizes()});
+  }
 }
 
 template <typename CheckPlace>

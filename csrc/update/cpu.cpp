@@ -13,7 +13,8 @@ StepValues read_scalars(const UpdateCall& call) {
   const float found_inf = read("found_inf", call.found_inf, 0.0f);
   const float sum_sq = read("sum_sq", call.sum_sq, 0.0f);
   const float clip = call.sum_sq ? clip_factor(sum_sq, static_cast<float>(call.max_norm)) : 1.0f;
-  return {found(found_inf), inverse_scale(scale), clip};
+  const float* factors = call.factors ? static_cast<const float*>(call.factors->const_data_ptr()) : nullptr;
+  return {found(found_inf), inverse_scale(scale), clip, factors};
 }
 
 namespace {

@@ -23,6 +23,7 @@ namespace ak {
 struct StepValues {
   bool skip;
   float inv_scale, clip;
+  const float* factors;  // in place of `clip`, by parameter, or null
 };
 
 StepValues read_scalars(const UpdateCall& call);
@@ -78,9 +79,10 @@ struct KeyOf {
   }
 };
 
-// Counts the step of every parameter and derives what its elements share.
+// Counts the step of every parameter and derives what its elements share. A parameter that stays loses its elements.
 template <typename Rule>
-std::vector<SharedByParam<Rule>> begin_step(const std::vector<Param>& params, const UpdateCall& call, float clip) {
+std::vector<SharedByParam<Rule>> begin_step(std::vector<Param>& params, const UpdateCall& call,
+                                            const StepValues& step) {
   std::vector<typename Rule::Options> options;
   options.reserve(call.flags.size());
   for (size_t group = 0; group < call.flags.size(); ++group) {
@@ -93,8 +95,15 @@ std::vector<SharedByParam<Rule>> begin_step(const std::vector<Param>& params, co
   std::vector<SharedByParam<Rule>> shared;
   shared.reserve(params.size());
   const Param* last = nullptr;
-  for (const Param& p : params) {
+  for (Param& p : params) {
     const size_t group = static_cast<size_t>(p.group);
+    const float clip = step.factors ? step.factors[shared.size()] : step.clip;
+    if (leaves(clip)) {
+      p.numel = 0;
+      last = nullptr;
+      shared.push_back({});
+      continue;
+    }
     *p.step += 1.0f;
     // The scalars take powers of doubles: recomputed only where group or step changes.
     const bool known = last != nullptr && last->group == p.group && *last->step == *p.step;
@@ -162,11 +171,11 @@ void run_stage(const std::vector<Param>& params, std::vector<SharedByParam<Rule>
 // One step, or none if it is to be skipped.
 template <typename Rule>
 void take_step(const UpdateCall& call) {
-  const std::vector<Param> params =
+  std::vector<Param> params =
       checked_params<Rule>(call, [&](ArgName name, const Tensor& tensor) { check_cpu(call.op(), name, tensor); });
   const StepValues step = read_scalars(call);
   if (step.skip) return;
-  auto shared = begin_step<Rule>(params, call, step.clip);
+  auto shared = begin_step<Rule>(params, call, step);
   if constexpr (kHasStage<Rule>) {
     run_stage<Rule>(params, shared, step.inv_scale, static_cast<uint64_t>(call.seed), call.half());
     if (!call.second) return;

@@ -51,7 +51,8 @@ void take_step(const UpdateCall& call) {
   const std::vector<Param> params = params_on_gpu<Rule>(gpu, call);
   const auto groups = groups_on_gpu<Rule>(gpu, call);
   const StepDecisions decisions{gpu.scalar({"grad_scale"}, call.grad_scale), gpu.scalar({"found_inf"}, call.found_inf),
-                                gpu.scalar({"sum_sq"}, call.sum_sq), static_cast<float>(call.max_norm)};
+                                gpu.scalar({"sum_sq"}, call.sum_sq), gpu.read<float>({"factors"}, call.factors),
+                                static_cast<float>(call.max_norm)};
   if (call.squares) gpu.write({"squares"}, *call.squares);
   void* const scratch = gpu.scratch(update_scratch_bytes<Rule>(params));
   gpu.launch(update<Rule>, params, groups, decisions, static_cast<uint64_t>(call.seed), scratch, call.half());

@@ -53,26 +53,33 @@ struct PrepareArgs {
 template <class Rule, int kThreads, int kTensors>
 AK_KERNEL(kThreads, 1)
 update_prepare_kernel(AK_PARAM(PrepareArgs<Rule, kTensors>) args, AK_PARAM(StepDecisions) decisions,
-                      UpdateRow<Rule>* rows) {
+                      UpdateRow<Rule>* rows, int first) {
   wait_for_previous_kernel();
   allow_next_kernel();
   const int i = block_index() * kThreads + thread_index();
   if (i >= args.tensors || skipped(decisions)) return;
+  float clip = 1.0f;
+  if (decisions.sum_sq != nullptr) clip = clip_factor(load(decisions.sum_sq), decisions.max_norm);
+  if (decisions.factors != nullptr) clip = load(decisions.factors + first + i);
+  UpdateRow<Rule> row{};
+  if (leaves(clip)) {
+    row.clip = kLeave;
+    store(rows + first + i, row);
+    return;
+  }
   const float step = load(args.step[i]) + 1.0f;
   store(args.step[i], step);
 
   typename Rule::Options options = args.options[i];
   if (args.lr[i] != nullptr) options.lr = load(args.lr[i]);
   if (args.weight_decay[i] != nullptr) options.weight_decay = load(args.weight_decay[i]);
-  UpdateRow<Rule> row{};
   row.scalars = Rule::scalars(options, step);
   row.inv_scale = decisions.grad_scale == nullptr ? 1.0f : inverse_scale(load(decisions.grad_scale));
-  row.clip = decisions.sum_sq == nullptr ? 1.0f : clip_factor(load(decisions.sum_sq), decisions.max_norm);
-  if (args.maximize[i]) row.clip = -row.clip;
+  row.clip = args.maximize[i] ? -clip : clip;
   row.ema_take = args.ema_take[i];
   row.step = static_cast<uint32_t>(step);
   row.random = args.random[i];
-  store(rows + i, row);
+  store(rows + first + i, row);
 }
 
 /// Calls f<V>(i) for this thread's share of a span: elements i .. i + 7 at a time if every operand is aligned; else,
@@ -133,6 +140,7 @@ update_kernel(AK_PARAM(UpdateArgs<Rule, kExtras, kTensors>) args, AK_PARAM(StepD
   for (TensorSpan span; walk.next(args.map, span);) {
     const int tensor = span.tensor;
     const UpdateRow<Rule> row = load(rows + args.row[tensor]);
+    if (leaves(row.clip)) continue;
     const UpdateOperands<Rule, kExtras> t = args.operands(tensor);
     with_weight<kExtras>(args.kind[tensor], [&]<class Weight>(Weight) {
       auto update = [&]<bool kOptional>(std::bool_constant<kOptional>) {
@@ -190,7 +198,7 @@ Status prepare_rows(std::span<const Param> params, std::span<const ParamGroup<ty
                               .overlap_previous = true,
                               .stream = stream};
     const Status status =
-        launch(update_prepare_kernel<Rule, kThreads, kTensors>, config, args, decisions, rows + begin);
+        launch(update_prepare_kernel<Rule, kThreads, kTensors>, config, args, decisions, rows, static_cast<int>(begin));
     if (!status.ok()) return status;
   }
   return {};

@@ -78,6 +78,7 @@ struct StepDecisions {
   const float* grad_scale;  ///< gradients are this factor too large
   const float* found_inf;   ///< > 0: nothing at all changes
   const float* sum_sq;      ///< squared norm of the unscaled gradients: they are clipped to `max_norm`
+  const float* factors;     ///< for each parameter its clip factor or kLeave (gradients/clip.h), in place of sum_sq
   float max_norm;
 };
 

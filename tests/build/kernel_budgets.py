@@ -85,6 +85,7 @@ BUDGETS = {
         why="two pieces of 8 columns of x, and of y, in flight; 4 blocks of 256 share an SM"),
     "combine_rows_kernel": Budget(registers=64, shared=0, blocks=4, in_flight=64,
         why="8 columns of four rows in flight; 4 blocks of 256 share an SM"),
+    "judge_units_kernel": Budget(registers=80, shared=0, bound="one warp a unit"),
     "update_scale_kernel": Budget(registers=64, shared=0, bound="one warp"),
     "update_kernel<AdamW, false>": Budget(registers=128, shared=0, blocks=2, wide_loads=7 * 7, in_flight=112, ways=7,
         why="7 ways to keep a weight, each loading two words of the gradient and of each moment and one or two of the "

@@ -54,7 +54,7 @@ def arguments(weight: int, grad: int, moments: int, average: bool, tiles: int) -
         data += column("B", byte)
     for address in addresses[7:10]:
         data += column("Q", address)
-    return bank(THREADS, data + struct.pack("<3Qf4xQ20I", 0, 0, 0, 0.0, addresses[10], *[0] * 20))
+    return bank(THREADS, data + struct.pack("<4Qf4xQ20I", 0, 0, 0, 0, 0.0, addresses[10], *[0] * 20))
 
 
 @pytest.fixture(scope="module")

@@ -444,7 +444,7 @@ def test_a_scaler_steps_gradients_that_were_all_held(scaler):
 
 # ---- refusals ----
 
-REFUSED = {"max_grad_norm": 0.0, "skip_nonfinite": True, "unscale_grads": True}
+REFUSED = {"independent_groups": True, "max_grad_norm": 0.0, "skip_nonfinite": True, "unscale_grads": True}
 
 
 @pytest.mark.parametrize("option", REFUSED)

@@ -141,6 +141,7 @@ lamb_moments_kernel(AK_PARAM(Args) args, AK_PARAM(StepDecisions) decisions, cons
     const TensorSpan span = args.map.find(index, index + 1, tensor);
     tensor = span.tensor;
     const LambRow row = load(rows + args.row[tensor]);
+    if (leaves(row.clip)) continue;
     const auto t = args.operands(tensor);
     Squares sums{};
     if constexpr (requires { args.exponents; }) {
@@ -168,6 +169,7 @@ lamb_rates_kernel(AK_PARAM(Args) args, AK_PARAM(StepDecisions) decisions, const 
   allow_next_kernel();
   if (skipped(decisions)) return;
   for (int tensor = block_index(); tensor < args.map.tensors; tensor += grid_blocks()) {
+    if (leaves(load(&rows[args.row[tensor]].clip))) continue;
     const uint32_t begin = args.map.begin_of(tensor), end = args.map.end[tensor];
     Squares sums{};
     if (slots != nullptr) {

@@ -1,0 +1,214 @@
+"""Units: parameter groups that clip, check, skip and count by themselves, in the launches of one optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._dispatch.devices import at
+from .._raw.check_and_norm import of_table as check_and_norm_of_table
+from .._raw.check_and_norm import op as check_and_norm
+from .._raw.judge_units import RULES, STATISTICS
+from .._raw.judge_units import op as judge_units_
+from .._sharding.agreement import Agreement
+from ._gradients import StepAnswer, StepRequest, by_device, home_device
+from ._launches import Launch
+from ._options import UNIT_KEYS
+
+
+class GroupResults(NamedTuple):
+    """The last step of an optimizer with ``independent_groups=True``, unit by unit. The tensors are on the device of the parameters.
+
+    Attributes:
+        units: the names, in the order of the other entries: ``unit`` of the groups, or a group's index.
+        norms: float32 ``[n]``, before clipping; 0 for a unit that was not stepped.
+        skipped: bool ``[n]``.
+        steps, skips: int64 ``[n]``, since the optimizer was made: steps taken, and steps asked for and not taken.
+    """
+
+    units: list[str | int]
+    norms: Tensor
+    skipped: Tensor
+    steps: Tensor
+    skips: Tensor
+
+
+class Units:
+    """The units of an optimizer's groups and what they remember."""
+
+    def __init__(self, name: str):
+        self._name = name
+        self._statistics: Tensor | None = None
+        self._results: tuple[list[str | int], Tensor] | None = None
+        self.forget()
+        self.names: list[str | int] = []
+
+    def forget(self) -> None:
+        """Drop what is cached."""
+        self._rules: tuple[Any, Tensor | None] = (None, None)
+        self._places: tuple[Any, Any] = (None, None)
+
+    def of_groups(self, groups: list[dict[str, Any]]) -> list[int]:
+        """The number of each group's unit. Raises for groups of a unit that differ in its keys."""
+        names = [group.get("unit", i) for i, group in enumerate(groups)]
+        self.names = list(dict.fromkeys(names))
+        number = {name: i for i, name in enumerate(self.names)}
+        first = dict(zip(reversed(names), reversed(groups), strict=True))
+        for name, group in zip(names, groups, strict=True):
+            for key in UNIT_KEYS:
+                if group[key] != first[name][key]:
+                    raise ValueError(
+                        f"{self._name}: groups of unit {name!r} have {key} {first[name][key]!r} and {group[key]!r}; accepted: the same "
+                        "in all groups of a unit"
+                    )
+        return [number[name] for name in names]
+
+    def numbers(self, groups: list[dict[str, Any]]) -> list[tuple[int, int]]:
+        """By parameter, its number in its unit and how many that has: those that an optimizer of the unit's own would give."""
+        counts = [0] * len(groups)
+        of_params = [unit for unit, group in zip(self.of_groups(groups), groups, strict=True) for _ in group["params"]]
+        places = []
+        for unit in of_params:
+            places.append(counts[unit])
+            counts[unit] += 1
+        return [(place, counts[unit]) for place, unit in zip(places, of_params, strict=True)]
+
+    def asked(self, units: Iterable[str | int] | None) -> frozenset[int] | None:
+        """The numbers of the units of that name.
+
+        Raises:
+            ValueError: there is no unit of that name.
+        """
+        if units is None:
+            return None
+        wanted = list(units) if not isinstance(units, str) else [units]
+        unknown = [unit for unit in wanted if unit not in self.names]
+        if unknown:
+            raise ValueError(
+                f"{self._name}: there is no unit {unknown[0]!r}; accepted: {', '.join(map(repr, self.names))}"
+            )
+        return frozenset(map(self.names.index, wanted))
+
+    def conditions(self, groups: list[dict[str, Any]]) -> list[Any]:
+        """What a captured step depends on."""
+        return [self.of_groups(groups), *([group[key] for key in UNIT_KEYS] for group in groups)]
+
+    def judge(
+        self,
+        request: StepRequest,
+        launches: list[Launch],
+        agreement: Agreement,
+        params: list[Tensor],
+        groups: list[dict[str, Any]],
+    ) -> tuple[StepAnswer, list[Tensor]]:
+        """Read the gradients once and decide about every unit. Returns also the factors of each launch's parameters."""
+        answer = StepAnswer(agreement=agreement)
+        of_groups = self.of_groups(groups)
+        device = launches[0].batch.device if launches else home_device(agreement, params)
+        sums, flags = self._measure(request, launches, device, answer)
+        numbers = list(chain.from_iterable(launch.batch.numbers for launch in launches))
+        if agreement:
+            sums, flags = self._of_all_ranks(agreement, sums, flags, numbers, len(params))
+        of_params = [unit for unit, group in zip(of_groups, groups, strict=True) for _ in group["params"]]
+        rows, ends = self._places_of(None if agreement else numbers, of_params, device)
+        rules = self._rules_of(request, groups, of_groups, device)
+        factors, results = judge_units_(sums, flags, rows, ends, rules, self._statistics_on(device))
+        self._results = list(self.names), results
+        norms, _, nonfinite = results.unbind()
+        answer.sum_sq = norms.square().sum()
+        if request.check or request.found_inf is not None:
+            answer.found_infs = {device: nonfinite.amax() if len(nonfinite) else nonfinite.sum()}
+        if agreement:
+            return answer, [at(factors, launch.batch.device)[launch.batch.rows] for launch in launches]
+        parts = factors.split([len(launch.batch.numbers) for launch in launches])
+        return answer, [at(part, launch.batch.device) for part, launch in zip(parts, launches, strict=True)]
+
+    def _measure(
+        self, request: StepRequest, launches: list[Launch], device: torch.device, answer: StepAnswer
+    ) -> tuple[Tensor, Tensor]:
+        """Sums and flags of all parameters in the order of the launches."""
+        of_launch: dict[int, tuple[Tensor, Tensor]] = {}
+        for there, members in by_device(launches).items():
+            scale, nothing = at(request.grad_scale, there), members[0].batch.nothing
+            tables = [launch.table.tensor for launch in members if launch.table is not None]
+            if tables:
+                rows = tables[0] if len(tables) == 1 else torch.cat(tables)
+                found = check_and_norm_of_table(nothing, rows, scale, True)
+            else:
+                found = check_and_norm([grad for launch in members for grad in launch.grads], scale, per_tensor=True)
+            if request.per_tensor:
+                answer.nonfinite.append(([param for launch in members for param in launch.batch.params], found[1]))
+            sizes = [len(launch.batch.numbers) for launch in members]
+            parts = zip(*(numbers.split(sizes) for numbers in found), strict=True)
+            for launch, (sums, flags) in zip(members, parts, strict=True):
+                if launch.batch.counted < len(launch.batch.numbers):
+                    sums[launch.batch.counted :] *= 0.0
+                of_launch[id(launch)] = at(sums, device), at(flags, device)
+        found = [of_launch[id(launch)] for launch in launches]
+        if len(found) == 1:
+            return found[0]
+        nothing = torch.zeros(0, device=device)
+        return tuple(torch.cat([nothing, *(pair[i] for pair in found)]) for i in (0, 1))
+
+    def _of_all_ranks(
+        self, agreement: Agreement, sums: Tensor, flags: Tensor, numbers: list[int], count: int
+    ) -> tuple[Tensor, Tensor]:
+        """Of all parameters, with one sum over the ranks."""
+        own = torch.stack((sums.double(), flags.double(), torch.ones_like(flags, dtype=torch.float64)))
+        every = torch.zeros(3, count, dtype=torch.float64, device=sums.device)
+        every = agreement.sum(every.index_copy(1, torch.tensor(numbers, device=sums.device, dtype=torch.int64), own))
+        return every[0].float(), torch.where(every[2] > 0, every[1], -1.0).float()
+
+    def _places_of(
+        self, numbers: list[int] | None, of_params: list[int], device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """``rows`` and ``ends`` of judge_units_ for the parameters with these numbers; ``None``: all."""
+        key = numbers, of_params, device
+        if self._places[0] != key:
+            units = of_params if numbers is None else [of_params[number] for number in numbers]
+            rows = sorted(range(len(units)), key=units.__getitem__)
+            counts = torch.tensor(
+                [units.count(unit) for unit in range(len(self.names))], dtype=torch.int64, device="cpu"
+            )
+            self._places = key, (torch.tensor(rows, dtype=torch.int64).to(device), counts.cumsum(0).to(device))
+        return self._places[1]
+
+    def _rules_of(
+        self, request: StepRequest, groups: list[dict[str, Any]], of_groups: list[int], device: torch.device
+    ) -> Tensor:
+        check = request.check or request.found_inf is not None
+        rules = {}
+        for unit, group in zip(reversed(of_groups), reversed(groups), strict=True):
+            limit = group["max_grad_norm"] if request.max_norm is None else request.max_norm
+            asked = request.units is None or unit in request.units
+            values = {
+                "max_norm": -1.0 if limit is None else float(limit),
+                "check": float(check or group["skip_nonfinite"]),
+                "asked": float(asked),
+            }
+            rules[unit] = [values.get(name, 0.0) for name in RULES]
+        key = [rules[unit] for unit in range(len(rules))], device
+        if self._rules[0] != key:
+            self._rules = key, torch.tensor(key[0], dtype=torch.float64).view(-1, len(RULES)).to(device)
+        return self._rules[1]
+
+    def _statistics_on(self, device: torch.device) -> Tensor:
+        """A row for each unit; new units are at the end."""
+        kept = self._statistics
+        if kept is None or len(kept) != len(self.names) or kept.device != device:
+            grown = torch.zeros(len(self.names), len(STATISTICS), dtype=torch.float64, device=device)
+            if kept is not None:
+                grown[: len(kept)] = kept.to(device)[: len(grown)]
+            self._statistics = grown
+        return self._statistics
+
+    def results(self) -> GroupResults:
+        if self._results is None:
+            raise RuntimeError(f"{self._name}: group_results is read before the first step; accepted: after step()")
+        names, (norms, skipped, _) = self._results
+        steps, skips = self._statistics[: len(names), :2].long().unbind(1)
+        return GroupResults(names, norms, skipped > 0, steps, skips)
