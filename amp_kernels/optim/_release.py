@@ -22,14 +22,7 @@ from ._gradients import StepRequest
 from ._groups import labels
 
 #: Options, and keys of groups, that need all gradients at once.
-_NEED_ALL = (
-    "independent_groups",
-    "max_grad_norm",
-    "skip_nonfinite",
-    "unscale_grads",
-    "independent_groups",
-    "spike_zscore",
-)
+_NEED_ALL = ("max_grad_norm", "skip_nonfinite", "unscale_grads", "independent_groups", "spike_zscore")
 _RACES = TorchVersion(torch.__version__) < (2, 13)
 _handles: weakref.WeakSet[ReleasedGradients] = weakref.WeakSet()
 

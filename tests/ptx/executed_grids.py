@@ -78,13 +78,13 @@ CALLS = {
     **{
         f"{name} {options}": lambda name=name, options=options: step(name, **options)
         for name in ("AdamW", "SGD", "Lion", "LAMB", "Muon")
-        for options in ({}, {"state_dtype": "8bit"}, {"ema_decay": 0.99})
+        for options in ({}, {"state_dtype": "8bit"}, {"ema_decay": 0.99}, {"independent_groups": True})
     },
 }  # fmt: skip
 # Kernels of one block a tensor or a row, or of work that the sizes here do not fill.
 NOT_PERSISTENT = {
     "per_tensor_finish_kernel", "update_prepare_kernel", "lamb_rates_kernel", "gemm_column_sums_kernel", "row_squares_kernel",
-    "scale_rows_kernel", "norm_forward_kernel",
+    "scale_rows_kernel", "norm_forward_kernel", "judge_units_kernel",
 }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ FAMILIES = {
     "rotary": Family("rotary_(turn|gradient)_kernel", ("rotary_forward", "rotary_backward"), 80),
     "embedding": Family(r"embedding_\w+_kernel", ("embedding_accumulate_",), 80),
     "check_and_norm": Family("check_and_norm_kernel", ("check_and_norm",), 80),
+    "units": Family("judge_units_kernel", ("judge_units_",), 80),
     "histogram": Family("exponent_histogram_kernel", ("exponent_histogram",), 80),
     "lists": Family(
         r"(unscale|cast|activation_\w+|swiglu_\w+)_kernel",
