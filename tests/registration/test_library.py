@@ -104,6 +104,7 @@ def test_every_op_has_samples_of_more_than_one_dtype():
         ]
         dtypes = {t.dtype for values in lists for t in values if isinstance(t, torch.Tensor)}
         assert {torch.float32, torch.float16, torch.bfloat16} <= dtypes or name in (
+            "judge_units_",
             "segmented_gemm",
             "syrk",
             "update_scale_",
