@@ -62,7 +62,8 @@ def table_of(params, kind=akopt.AdamW):
         optimizer.step()
     ((batch, _, table),) = launches_of(optimizer)
     packed = optimizer.plan.hyper.packed(optimizer.param_groups)
-    tail = ([], [], None, None, None, packed.options[batch.op.declared.name], packed.ema_decays, packed.flags, 0.0, 0)
+    numbers = packed.options[batch.op.declared.name], packed.ema_decays, packed.flags
+    tail = ([], [], None, None, None, *numbers, 0.0, 0, None)
     state = batch.state(packed.used, packed.averaged)
     return [p.grad for p in params], table.tensor.clone(), state, tail
 
