@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from ._wrapped import own_class
 
@@ -22,18 +23,13 @@ def standing_in(module: torch.nn.Module, **replaced: dict) -> torch.nn.Module:
     return probe
 
 
-def values(*shape: int, dtype: torch.dtype = torch.float64, seed: float = 1.0) -> torch.Tensor:
+def values(*shape: int, dtype: torch.dtype = torch.float64, seed: float = 1.0) -> Tensor:
     """Irregular numbers in (-2, 2), without using a random generator."""
     count = torch.Size(shape).numel()
     return torch.arange(1, count + 1, dtype=torch.float64, device="cpu").mul(seed).sin().mul(2).view(shape).to(dtype)
 
 
-def same(
-    found: Callable[[torch.Tensor], torch.Tensor],
-    formula: Callable[[torch.Tensor], torch.Tensor],
-    x: torch.Tensor,
-    rtol: float,
-) -> bool:
+def same(found: Callable[[Tensor], Tensor], formula: Callable[[Tensor], Tensor], x: Tensor, rtol: float) -> bool:
     """True if both give the same result for ``x``; False if ``found`` raises.
 
     ``found`` is foreign code: the random state is restored after it, and its warnings are suppressed.
@@ -45,6 +41,5 @@ def same(
             result = found(x)
         except Exception:
             return False
-        if not isinstance(result, torch.Tensor) or result.shape != expected.shape:
-            return False
-        return torch.allclose(result.to(expected.dtype), expected, rtol=rtol, atol=rtol)
+        comparable = isinstance(result, Tensor) and result.shape == expected.shape
+        return comparable and torch.allclose(result.to(expected.dtype), expected, rtol=rtol, atol=rtol)

@@ -219,7 +219,7 @@ def _fuse_residuals(
             continue
         if base_of(kind) is None:
             changes.replace(names[module], module, derived(kind, residual.forward))
-        residual.set_plan(module, plan)
+        vars(module)[residual.PLAN] = plan
         count += 1
     return count
 
@@ -289,8 +289,7 @@ def revert(model: Model) -> Model:
         if more:
             logger.debug("revert: %s (%s) is left alone: it has %s", name or "the model", kind.__name__, more)
         else:
-            residual.set_plan(module, None)
-            for name in (waiting.NAME, fused.RECOMPUTE):
+            for name in (residual.PLAN, waiting.NAME, fused.RECOMPUTE):
                 vars(module).pop(name, None)
             if forward_of(kind) is rotary.forward:
                 rotary.restore(original)

@@ -26,7 +26,7 @@ from .waiting import NAME, Successor
 
 _ADDITIONS = (Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add)
 LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict)
-_PLAN = "_amp_kernels_plan"  # attribute of a block
+PLAN = "_amp_kernels_plan"  # attribute of a block: its plan
 
 
 @dataclass
@@ -114,18 +114,11 @@ def plain(value: Any) -> Any:
 
 def _stream_and_branch(one: Any, other: Any) -> tuple[Tensor, Tensor] | None:
     """The operands of a sum if a norm takes them: first the one that has the sum's dtype."""
-    if (
-        type(one) not in PLAIN
-        or type(other) not in PLAIN
-        or one.shape != other.shape
-        or one.device != other.device
-        or not (one.layout is other.layout is torch.strided)
-        or one.dtype not in FLOATS
-        or other.dtype not in FLOATS
-        or (one.dtype == torch.float64) != (other.dtype == torch.float64)
-    ):
+    if any(type(x) not in PLAIN or x.layout is not torch.strided or x.dtype not in FLOATS for x in (one, other)):
         return None
-    dtype = torch.promote_types(one.dtype, other.dtype)
+    dtype, mixed = torch.promote_types(one.dtype, other.dtype), one.dtype != other.dtype
+    if one.shape != other.shape or one.device != other.device or (mixed and dtype == torch.float64):
+        return None
     return (other, one) if other.dtype == dtype else (one, other) if one.dtype == dtype else None
 
 
@@ -170,37 +163,26 @@ def is_norm(module: torch.nn.Module) -> bool:
     return kind in (LayerNorm, RMSNorm) or (base_of(kind) is not None and kind.forward is copied_norm.forward)
 
 
-def _submodules(modules: dict[str, Any], run: Run, prefix: str = "") -> dict[str, Any]:
-    """``modules`` of a block, also those in its lists, as it sees them in this run."""
-    found: dict[str, Any] = {}
-    for name, child in modules.items():
-        if isinstance(child, LISTS):
-            found[name] = standing_in(child, _modules=_submodules(child._modules, run, f"{prefix}{name}."))
-        elif child is None or isinstance(child, (torch.nn.ParameterList, torch.nn.ParameterDict)):
-            found[name] = child
-        else:
-            found[name] = Submodule(child, prefix + name, run)
-    return found
+def _seen(module: torch.nn.Module | None, run: Run, path: str = "") -> Any:
+    """A block, or what lies at ``path`` in it, as its forward sees it in this run."""
+    if not path or isinstance(module, LISTS):
+        children = module._modules.items()
+        return standing_in(module, _modules={k: _seen(child, run, f"{path}.{k}".lstrip(".")) for k, child in children})
+    untouched = (type(None),)
+    return module if isinstance(module, untouched) else Submodule(module, path, run)
 
 
 @shows("amp_kernels.convert(fuse_residuals=True)")
 def forward(self, *args: Any, **kwargs: Any) -> Any:
-    base, plan = self._amp_kernels_base, vars(self).get(_PLAN)
+    base, plan = self._amp_kernels_base, vars(self).get(PLAN)
     if plan is None or torch.compiler.is_compiling():  # the compiler fuses additions itself
         return base.forward(self, *args, **kwargs)
     run = Run(plan)
     if plan.adds_inputs:
         args = tuple(Branch.of(x, run) if type(x) is Tensor else x for x in args)
         kwargs = {name: Branch.of(x, run) if type(x) is Tensor else x for name, x in kwargs.items()}
-    view = standing_in(self, _modules=_submodules(self._modules, run))
+    view = _seen(self, run)
     before = dict(vars(view))
     result = base.forward(view, *args, **kwargs)
     vars(self).update(plain({name: x for name, x in vars(view).items() if before.get(name, view) is not x}))  # written
     return plain(result)
-
-
-def set_plan(module: torch.nn.Module, plan: Plan | None) -> None:
-    """Let norms make the additions of the block ``module``; ``None`` undoes it."""
-    vars(module).pop(_PLAN, None)
-    if plan is not None:
-        vars(module)[_PLAN] = plan

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 
@@ -100,7 +99,7 @@ def fusible(modules: Iterable[torch.nn.Module]) -> Iterator[tuple[torch.nn.Modul
     for i, module in enumerate(order):
         if module in blocks:
             yield module, _plan(module, blocks, order[i + 1 :])
-        elif any(is_norm(child) for child in _leaves(module._modules).values()):
+        elif any(map(is_norm, _leaves(module).values())):
             yield module, None
 
 
@@ -109,7 +108,7 @@ def _items(module: torch.nn.Module, blocks: dict[torch.nn.Module, Items]) -> Ite
     kind = base_of(kind) if kind.forward is forward else kind
     if "forward" in vars(module) or base_of(kind) is not None:
         return []
-    leaves = _leaves(module._modules)
+    leaves = _leaves(module)
     if kind in _registered:
         names = _registered[kind] or tuple(p for p, child in leaves.items() if is_norm(child) or child in blocks)
     elif _BLOCKS.fullmatch(f"{kind.__module__}.{kind.__name__}"):
@@ -138,7 +137,7 @@ def _plan(module: torch.nn.Module, blocks: dict[torch.nn.Module, Items], behind:
     for (path, skipped), target in zip([("", 0), *blocks[module]], targets, strict=True):
         norm = _first_norm(target, blocks)
         steps.append((path, skipped, None if norm is None else Successor(norm, norm is target and norm in inside)))
-    adds_inputs = all(map(is_norm, _leaves(module._modules).values()))
+    adds_inputs = all(map(is_norm, _leaves(module).values()))
     return Plan(steps, adds_inputs) if any(successor for *_, successor in steps) else None
 
 
@@ -149,12 +148,9 @@ def _first_norm(module: torch.nn.Module | None, blocks: dict[torch.nn.Module, It
     return module
 
 
-def _leaves(modules: dict[str, Any], prefix: str = "") -> dict[str, torch.nn.Module]:
+def _leaves(module: torch.nn.Module, path: str = "") -> dict[str, torch.nn.Module]:
     """The submodules of a block, also those in its lists, by path."""
-    found: dict[str, torch.nn.Module] = {}
-    for name, child in modules.items():
-        if isinstance(child, LISTS):
-            found |= _leaves(child._modules, f"{prefix}{name}.")
-        elif child is not None:
-            found[prefix + name] = child
-    return found
+    if path and not isinstance(module, LISTS):
+        return {path: module}
+    children = ((f"{path}.{name}".lstrip("."), child) for name, child in module._modules.items() if child is not None)
+    return {at: leaf for place, child in children for at, leaf in _leaves(child, place).items()}

@@ -32,50 +32,29 @@ class Successor:
 
     def give(self, total: Tensor, y: Tensor) -> None:
         """Keep ``y``, the norm of ``total``, until it is fetched."""
-        parameters = tuple(self.norm._parameters.values())
-        setattr(total, NAME, _Waiting(self, parameters, y, _setting(total)))
+        held = tuple(self.norm._parameters.values())  # their ids belong to no others as long
+        setattr(total, NAME, (self, y, self._setting(total), held))
         vars(self.norm)[NAME] = True
         if _saving_hooks() is None:
             self.fetched = False
 
-
-@dataclass(frozen=True)
-class _Waiting:
-    """The norm of a tensor, and the setting that it was computed in."""
-
-    successor: Successor
-    parameters: tuple  # torch.func.functional_call may put others into the norm
-    y: Tensor
-    setting: tuple
-
-    def is_for(self, norm: torch.nn.Module, x: Tensor) -> bool:
-        return (
-            self.successor.norm is norm
-            and [*map(id, self.parameters)] == [*map(id, norm._parameters.values())]
-            and self.setting == _setting(x)
-        )
+    def _setting(self, total: Tensor) -> tuple:
+        """What the norm of ``total`` is computed with. torch.func.functional_call may put other parameters into the norm."""
+        parameters = [*map(id, self.norm._parameters.values())]
+        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast.dtype_on(total.device.type)
+        return parameters, total._version, modes, _saving_hooks()
 
 
 def fetched(norm: torch.nn.Module, x: Tensor) -> Tensor | None:
     """``norm(x)``, if it was computed in the same setting."""
     if NAME not in vars(norm) or torch.compiler.is_compiling() or type(x) is not Tensor:
         return None
-    waiting = vars(x).get(NAME)
-    if waiting is None or not waiting.is_for(norm, x):
+    successor, y, setting, _ = vars(x).get(NAME, (None,) * 4)
+    if successor is None or successor.norm is not norm or setting != successor._setting(x):
         return None
     delattr(x, NAME)
-    waiting.successor.fetched = True
-    return waiting.y
-
-
-def _setting(x: Tensor) -> tuple:
-    return (
-        x._version,
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        autocast.dtype_on(x.device.type),
-        _saving_hooks(),
-    )
+    successor.fetched = True
+    return y
 
 
 def _saving_hooks() -> tuple | None:
