@@ -19,14 +19,17 @@ def _bench() -> Callable[[list[str]], int]:
 
 
 def main(argv: list[str] | None = None) -> int:
+    from . import __version__
     from .cli import doctor, info, parity, tune
 
     parser = argparse.ArgumentParser(prog="python -m amp_kernels", description="Tools of amp_kernels.")
+    parser.add_argument("--version", action="version", version=f"amp_kernels {__version__}")
     commands = parser.add_subparsers(dest="command")
     about = commands.add_parser("info", help="show versions, the GPU, the built libraries, and the backend of each op")
     about.add_argument("--check", action="store_true", help="also compare every available backend with the reference")
     about.add_argument("--brief", action="store_true", help="show the built libraries only")
-    commands.add_parser("doctor", help="recommend a 16-bit format for this machine")
+    judge = commands.add_parser("doctor", help="recommend a 16-bit format for this machine, and judge a model")
+    doctor.add_arguments(judge)
     times = commands.add_parser("tune", help="time matrix products on this GPU and let the fastest backend serve each")
     tune.add_arguments(times)
     compare = commands.add_parser("parity", help="compare training in FP32, BF16 and FP16 over seeds")
@@ -42,9 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if arguments.command == "info":
         return info.run(brief=arguments.brief, check=arguments.check)
-    if arguments.command == "doctor":
-        return doctor.run()
-    return {"parity": parity, "tune": tune}[arguments.command].run(arguments)
+    return {"doctor": doctor, "parity": parity, "tune": tune}[arguments.command].run(arguments)
 
 
 if __name__ == "__main__":

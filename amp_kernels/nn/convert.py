@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import TypeVar
 
@@ -55,7 +55,7 @@ def convert(
     model: Model,
     *,
     skip: Iterable[str | type] = (),
-    report: bool = False,
+    report: bool | Callable[[str, str], None] = False,
     fuse_residuals: bool = False,
     fuse_loss: bool = False,
     fuse_rotary: bool = False,
@@ -124,7 +124,8 @@ def convert(
         model: any module.
         skip: names of modules or classes to leave unchanged. A name includes everything inside that module, even if it is also
             used elsewhere in the model.
-        report: also print a line for each replaced module, and for each other module with parameters, with the reason.
+        report: also print a line for each replaced module, and for each other module with parameters, with the reason. A function is
+            given the two parts of each line, the module and what becomes of it, in place of a print.
         fuse_residuals: let norms make the additions in front of them.
         fuse_loss: let causal language models compute head and loss as one op in training.
         fuse_rotary: let attention turn queries and keys as one op.
@@ -319,8 +320,8 @@ def _skipped(model: torch.nn.Module, skip: Iterable[str | type]) -> tuple[list[t
 class _Changes:
     """Applies, counts, logs and prints changes of modules."""
 
-    def __init__(self, report: bool):
-        self.report = report
+    def __init__(self, report: bool | Callable[[str, str], None]):
+        self.report = print if report is True else report
         self.replaced, self.left = Counter(), Counter()
         self._before: list[tuple[torch.nn.Module, type[torch.nn.Module]]] = []
 
@@ -342,16 +343,16 @@ class _Changes:
     def replace(self, name: str, module: torch.nn.Module, kind: type[torch.nn.Module]) -> None:
         self.replaced[type(module).__name__] += 1
         self.give(module, kind)
-        self._tell(f"{name or 'the model'} is now {kind.__module__}.{kind.__qualname__}")
+        self._tell(name or "the model", f"is now {kind.__module__}.{kind.__qualname__}")
 
     def leave(self, name: str, module: torch.nn.Module, reason: str) -> None:
         self.left[type(module).__name__] += 1
-        self._tell(f"{name or 'the model'} ({type(module).__name__}) is left alone: {reason}")
+        self._tell(f"{name or 'the model'} ({type(module).__name__})", f"is left alone: {reason}")
 
-    def _tell(self, text: str) -> None:
-        logger.debug("convert: %s", text)
+    def _tell(self, module: str, fate: str) -> None:
+        logger.debug("convert: %s %s", module, fate)
         if self.report:
-            print(text)
+            self.report(module, fate)
 
     def summarise(self) -> None:
         if self.replaced or self.left:

@@ -174,12 +174,18 @@ def test_a_report_on_request(capsys):
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), Scaled(3, 3))
     convert(copy.deepcopy(model))
     assert capsys.readouterr().out == ""
+    told = []
+    convert(copy.deepcopy(model), report=lambda *parts: told.append(" ".join(parts)))
     convert(model, report=True)
-    assert capsys.readouterr().out.splitlines() == [
-        "0 is now amp_kernels.nn.linear.Linear",
-        "2 (Scaled) is left alone: it is a subclass of Linear and may override forward",
-        "the model is now amp_kernels.nn.fused.Sequential",
-    ]
+    assert (
+        capsys.readouterr().out.splitlines()
+        == told
+        == [
+            "0 is now amp_kernels.nn.linear.Linear",
+            "2 (Scaled) is left alone: it is a subclass of Linear and may override forward",
+            "the model is now amp_kernels.nn.fused.Sequential",
+        ]
+    )
 
 
 def test_skip():

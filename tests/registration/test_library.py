@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import amp_kernels
+from amp_kernels import __main__
 from amp_kernels._checks import operands
 from amp_kernels._dispatch import cpu_isa, load
 from amp_kernels._dispatch.library import REGISTRY
@@ -132,6 +134,8 @@ def test_import_touches_no_device_and_loads_no_triton():
     [
         (["info", "--check"], ["all backends agree"]),
         (["doctor"], ["dtype", "AMP_KERNELS_CPU_ISA"]),
+        (["doctor", "--device", "meta"], ["there is no rule for devices of type 'meta'"]),
+        (["--version"], [f"amp_kernels {amp_kernels.__version__}"]),
         (["bench", "--list", "--op", "unscale", "--device", "cpu"], ["unscale_"]),
     ],
 )
@@ -174,6 +178,49 @@ def test_threads_of_benchmarks_do_not_spin_at_barriers():
     environment["OMP_DISPLAY_ENV"] = "verbose"
     told = subprocess.run(command, capture_output=True, text=True, env=environment).stderr
     assert told.rpartition("GOMP_SPINCOUNT = ")[2].startswith("'0'")
+
+
+MODELS = """
+import torch
+from torch.nn import BatchNorm1d, Linear
+
+def good():
+    return torch.nn.Sequential(Linear(20, 64), BatchNorm1d(64), Linear(64, 64), torch.nn.Conv1d(64, 64, 3, groups=64))
+
+ready = good()[2]
+
+def bad():
+    return 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "expected"),
+    [
+        (
+            "good",
+            0,
+            [
+                "model: Sequential, 5,888 parameters",
+                "    0 (Linear): 20 (next: 24)\n  convert:\n",
+                "    is left alone: there is no replacement for it (2): 1 (BatchNorm1d), 3 (Conv1d)\n",
+                "    is now amp_kernels.nn.linear.Linear (2): 0, 2\n",
+            ],
+        ),
+        ("ready", 0, ["Tensor Cores load slower: none", "is now amp_kernels.nn.linear.Linear (1): the model"]),
+        ("bad", 2, ["doctor: --model returned a value of type int; accepted: a torch.nn.Module"]),
+        ("absent", 2, ["has no function 'absent'"]),
+    ],
+)
+def test_doctor_judges_a_model(tmp_path, capsys, name, status, expected):
+    (tmp_path / "some_models.py").write_text(MODELS)
+    try:
+        returned = __main__.main(["doctor", "--device", "cpu", "--model", f"{tmp_path / 'some_models.py'}:{name}"])
+    except SystemExit as error:
+        returned = error.code
+    printed = "".join(capsys.readouterr())
+    assert returned == status
+    assert all(text in printed for text in expected), printed
 
 
 def test_unknown_option_is_an_error():
