@@ -25,6 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", type=_function.device, default="cpu", help="device to train on (default: cpu)")
     parser.add_argument(
+        "--curve",
+        action="store_true",
+        help="the function returns the losses of all steps: say from which step on they part",
+    )
+    parser.add_argument(
         "--factor",
         type=_function.at_least(0, float),
         default=3.0,
@@ -41,6 +46,7 @@ def run(options: argparse.Namespace) -> int:
             seeds=options.seeds,
             device=options.device,
             factor=options.factor,
+            curve=options.curve,
             show=lambda o: print(
                 f"{o.precision} seed {o.seed}: metric {o.metric:.5g}, {o.steps} steps, {o.seconds:.1f} s", flush=True
             ),

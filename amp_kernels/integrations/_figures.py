@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 import time
 
 import torch
 from torch import Tensor
+
+from ..numerics.monitor import peak_memory
 
 
 class Figures:
@@ -51,7 +52,5 @@ class Figures:
         if self._scaler is not None:
             found |= {"loss_scale": self._scaler._scale.clone(), "skipped_steps": self._skipped}
         on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
-        peak = (
-            torch.cuda.max_memory_allocated() if on_gpu else 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        )
+        peak = peak_memory(torch.device("cuda" if on_gpu else "cpu"))
         return {**found, "peak_memory_gib": peak / 2**30}

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -90,6 +91,7 @@ class Outcome:
     skipped: int
     seconds: float
     peak_memory: int | None  # bytes of the CUDA allocator
+    curve: tuple[float, ...] = ()  # with parity(curve=True): the loss of each step
 
     @property
     def steps_per_second(self) -> float:
@@ -120,13 +122,38 @@ class Parity:
 
     def difference(self, precision: str) -> tuple[float, float]:
         """The mean metric minus FP32's, and the accepted magnitude of this difference."""
-        ours, theirs = self._metrics(precision), self._metrics("fp32")
+        return self._compared(self._metrics(precision), self._metrics("fp32"))
+
+    def _compared(self, ours: list[float], theirs: list[float]) -> tuple[float, float]:
         if not all(map(math.isfinite, ours + theirs)):
             return math.nan, math.nan
         spread = math.sqrt(statistics.variance(ours) / len(ours) + statistics.variance(theirs) / len(theirs))
         # Allow a millionth of the value for rounding if the metric does not depend on the seed.
         allowed = max(self.factor * spread, 1e-6 * abs(statistics.mean(theirs)))
         return statistics.mean(ours) - statistics.mean(theirs), allowed
+
+    def parted(self, precision: str) -> int | None:
+        """The step from which on the curve differs from FP32's by more than is accepted, to the end; ``None`` if it does not at the end.
+
+        Each twentieth of the run is compared as the metric is, by its mean.
+
+        Raises:
+            ValueError: the runs have no curves; ``parity(curve=True)`` makes them.
+        """
+        ours, theirs = ([o.curve for o in self.outcomes if o.precision == name] for name in (precision, "fp32"))
+        steps = min(map(len, ours + theirs), default=0)
+        if not steps:
+            raise ValueError(
+                f"Parity.parted: the runs of {precision!r} have no curves; accepted: those of parity(curve=True)"
+            )
+        parted, size = None, _window(steps)
+        for end in range(steps, size - 1, -size):
+            means = ([statistics.fmean(curve[end - size : end]) for curve in curves] for curves in (ours, theirs))
+            difference, allowed = self._compared(*means)
+            if abs(difference) <= allowed:  # NaN differs
+                break
+            parted = end - size
+        return parted
 
     def verdict(self, precision: str) -> str:
         """``"parity"``, ``"DIFFERS"`` or ``"inconclusive"``."""
@@ -154,6 +181,8 @@ class Parity:
             difference, allowed = self.difference(precision)
             memory = max((outcome.peak_memory or 0) for outcome in of)
             verdict = "" if precision == "fp32" else self.verdict(precision)
+            if verdict == "DIFFERS" and all(outcome.curve for outcome in self.outcomes):
+                verdict += f" from step {self.parted(precision)} on"
             rows.append(
                 (
                     precision,
@@ -172,12 +201,13 @@ class Parity:
 
 
 def parity(
-    train: Callable[[Run], float],
+    train: Callable[[Run], Any],
     *,
     precisions: Sequence[str] = ("fp32", "bf16", "fp16"),
     seeds: int = 3,
     device: torch.device | str = "cpu",
     factor: float = _FACTOR,
+    curve: bool = False,
     show: Callable[[Outcome], None] | None = None,
 ) -> Parity:
     """Train in several formats with the same seeds, and compare the difference from FP32 with the spread over seeds.
@@ -191,6 +221,8 @@ def parity(
         seeds: number of seeds, at least 2; the seeds are 0, 1, ...
         device: the device to train on.
         factor: accepted difference in standard errors.
+        curve: ``train`` returns the losses of all steps in place of the metric, which is then the mean of their last twentieth. Curves are
+            compared from step to step, and the result says from where on they part (:meth:`Parity.parted`).
         show: called with each :class:`amp_kernels.numerics.Outcome`.
 
     Returns:
@@ -198,7 +230,7 @@ def parity(
 
     Raises:
         ValueError: a precision is unknown, or there are fewer than 2 seeds.
-        TypeError: ``train`` did not return a number.
+        TypeError: ``train`` did not return a number, or with ``curve=True`` no list of numbers.
 
     Examples:
         >>> def train(run):
@@ -226,7 +258,7 @@ def parity(
     outcomes = []
     for seed in range(seeds):
         for precision in dict.fromkeys(("fp32", *precisions)):
-            outcome = _train(train, precision, seed, torch.device(device))
+            outcome = _train(train, precision, seed, torch.device(device), curve)
             outcomes.append(outcome)
             if show is not None:
                 show(outcome)
@@ -234,7 +266,12 @@ def parity(
     return Parity(tuple(outcomes), factor)
 
 
-def _train(train: Callable[[Run], float], precision: str, seed: int, device: torch.device) -> Outcome:
+def _window(steps: int) -> int:
+    """The steps of a curve whose losses count as one figure."""
+    return max(1, steps // 20)
+
+
+def _train(train: Callable[[Run], Any], precision: str, seed: int, device: torch.device, curve: bool) -> Outcome:
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.empty_cache()
@@ -243,19 +280,32 @@ def _train(train: Callable[[Run], float], precision: str, seed: int, device: tor
     torch.manual_seed(seed)
     run = Run(precision, seed, device)
     begin = time.perf_counter()
-    metric = train(run)
-    if isinstance(metric, torch.Tensor) and metric.numel() == 1:
-        metric = metric.item()
-    if not isinstance(metric, (int, float)):
-        raise TypeError(f"parity: train returned a value of type {type_name(metric)}; accepted: a number")
+    metric, losses = train(run), ()
+    if curve:
+        if not isinstance(metric, (list, tuple, torch.Tensor)) or not len(metric):
+            raise TypeError(
+                f"parity: train returned {type_name(metric)}; accepted with curve=True: the losses of all steps, a list"
+            )
+        losses = tuple(map(_number, metric))
+        metric = statistics.fmean(losses[-_window(len(losses)) :])
+    metric = _number(metric)
     if on_gpu:
         torch.cuda.synchronize(device)
     return Outcome(
         precision,
         seed,
-        float(metric),
+        metric,
         run.scaler.iterations,
         int(run.scaler.skipped_steps) if run.scaler.is_enabled() else 0,
         time.perf_counter() - begin,
         torch.cuda.max_memory_allocated(device) if on_gpu else None,
+        losses,
     )
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"parity: train returned a value of type {type_name(value)}; accepted: a number")
+    return float(value)

@@ -117,6 +117,35 @@ class GradientHistogram:
         lists.check_number("GradientHistogram.flushed_share", "scale", scale, math.ulp(0.0))
         return flushed_share(self.counts(of), scale)
 
+    def worst(self, count: int = 5, *, scale: float = 1.0) -> list[tuple[str, float]]:
+        """The modules that lose the largest shares of their nonzero gradients in FP16 at this loss scale, the worst first.
+
+        Args:
+            count: how many.
+            scale: the loss scale; 1 is no scaling.
+
+        Returns:
+            Pairs of a name that :meth:`counts` takes, ``"activations <module>"`` or ``"parameters <module>"`` with all parameters of the
+            module itself, and its share.
+
+        Examples:
+            >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+            >>> with ak.numerics.GradientHistogram(model) as histogram:
+            ...     hidden = model[0](torch.ones(3, 4))
+            ...     (model[1](hidden.detach()).sum() * 2.0**-30 + hidden.sum()).backward()
+            >>> histogram.worst(2)
+            [('activations 1', 1.0), ('parameters 1', 1.0)]
+        """
+        lists.check_count("GradientHistogram.worst", "count", count, 1)
+        lists.check_number("GradientHistogram.worst", "scale", scale, math.ulp(0.0))
+        of_modules: dict[str, Tensor] = {}
+        for name, counts in self._counts.items():
+            kind, _, path = name.partition(" ")
+            module = f"{kind} {path.rpartition('.')[0]}".strip() if kind == "parameters" else name
+            of_modules[module] = of_modules.get(module, 0) + counts.cpu()
+        shares = [(name, flushed_share(counts, scale)) for name, counts in of_modules.items()]
+        return sorted(shares, key=lambda pair: -pair[1])[:count]
+
     def advise(self, tolerance: float = 1e-3) -> tuple[float, float]:
         """The range of loss scales, powers of two, for which FP16 can represent these gradients.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +55,10 @@ class StepMonitor:
         records: a dict for each step that has arrived: ``step``, ``epoch``, ``loss``, ``scale`` (1 without a scaler),
             ``skipped`` (0 or 1), ``grad_norm`` (unscaled, before clipping), ``update_ratio`` (norm of the update divided by
             the norm of the weights), ``flushed_share`` (share of the nonzero gradients that FP16 rounds to zero at the current
-            scale), ``tokens_per_second`` and ``peak_memory`` (bytes of the CUDA allocator). NaN means not measured.
+            scale), ``tokens_per_second`` and ``peak_memory`` (bytes of the CUDA allocator; on a CPU the most that the process has
+            held, the interpreter included). NaN means not measured.
+        precision: the run's optimizer, dtypes of its parameters, options of mixed precision, loss scaling and torch's switches for
+            products, as text. The first line of ``jsonl`` has it, and TensorBoard its text.
 
     Raises:
         ValueError: ``every`` is negative.
@@ -106,6 +110,9 @@ class StepMonitor:
             unscaled is None and isinstance(optimizer, _DIVIDING) and not isinstance(optimizer, FusedOptimizer)
         )
         self._scale_then = self._scale()  # the scale of the next step's gradients
+        self.precision = self._precision()
+        if self._board is not None:
+            self._board.add_text("precision", "  \n".join(f"{key}: {value}" for key, value in self.precision.items()))
         self._then = time.perf_counter()
         self._before = self._weights() if every else None  # weights before the next measured step, by parameter
 
@@ -149,7 +156,7 @@ class StepMonitor:
             "step": self._step,
             "epoch": self._epoch,
             "tokens_per_second": tokens / (now - self._then) if tokens else math.nan,
-            "peak_memory": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else math.nan,
+            "peak_memory": peak_memory(device),
         }
         self._reader.push(torch.stack([figure.float() for figure in figures]), note)
         self._step += 1
@@ -172,6 +179,23 @@ class StepMonitor:
             self._board.close()
 
     # ---- figures ----
+
+    def _precision(self) -> dict[str, str]:
+        options = vars(self._optimizer._options) if isinstance(self._optimizer, FusedOptimizer) else {}
+        scaler = self._scaler
+        found = {
+            "optimizer": type(self._optimizer).__name__,
+            "parameters": ", ".join(sorted({str(p.dtype) for p in self._params()})),
+            **{
+                name: value
+                for name, value in options.items()
+                if isinstance(value, (bool, int, float, str, torch.dtype))
+            },
+            "loss_scaling": type(scaler).__name__ if scaler is not None and scaler.is_enabled() else "none",
+            "float32_matmul_precision": torch.get_float32_matmul_precision(),
+            "torch": torch.__version__,
+        }
+        return {name: str(value).replace("torch.", "") for name, value in found.items()}
 
     def _params(self) -> list[Tensor]:
         return [p for group in self._optimizer.param_groups for p in group["params"]]
@@ -219,7 +243,8 @@ class StepMonitor:
                 kept = {
                     k: v if math.isfinite(v) else str(v) for k, v in record.items() if not math.isnan(v) or k == "loss"
                 }
-                self._lines.write(json.dumps(kept) + "\n")
+                head = {} if len(self.records) > 1 else {"precision": self.precision}
+                self._lines.write(json.dumps({**kept, **head}) + "\n")
                 self._lines.flush()
             if self._board is not None:
                 for key, value in record.items():
@@ -227,6 +252,13 @@ class StepMonitor:
                         self._board.add_scalar(key, value, int(record["step"]))
             if self._show is not None:
                 self._show(record)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes of the CUDA allocator; elsewhere the most that the process has held."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _norm(tensors: list[Tensor]) -> Tensor:

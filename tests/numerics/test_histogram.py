@@ -135,3 +135,16 @@ def test_bad_arguments():
         GradientHistogram(nn.Linear(2, 2)).flushed_share(scale=0.0)
     with pytest.raises(ValueError, match="tolerance is 2"):
         GradientHistogram(nn.Linear(2, 2)).advise(2.0)
+
+
+def test_the_worst_modules_are_those_that_lose_the_largest_share():
+    """Of two layers in turn: a last one whose gradients are below 2^-25, and a first one with a quarter of its own there."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 1, bias=False), torch.nn.Linear(4, 2))
+    with GradientHistogram(model) as histogram:
+        (model[0].weight * torch.tensor([1.0, 1.0, 1.0, 2.0**-30])).sum().backward()
+        (model[1](torch.ones(3, 4)) * 2.0**-40).sum().backward()
+    assert histogram.worst() == [("activations 1", 1.0), ("parameters 1", 1.0), ("parameters 0", 0.25)]
+    assert histogram.worst(1, scale=2.0**20) == [("parameters 0", 0.0)]
+    assert all(share == histogram.flushed_share(name, scale=1.0) for name, share in histogram.worst())
+    with pytest.raises(ValueError, match="count is 0"):
+        histogram.worst(0)

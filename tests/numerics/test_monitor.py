@@ -132,7 +132,9 @@ def test_writes_lines_and_shows(tmp_path):
         train(monitor, optimizer, weight, scaler, [1.0, torch.inf])
     lines = [json.loads(line, parse_constant=pytest.fail) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in lines] == [4.0, "inf"]
-    assert "peak_memory" not in lines[0]
+    assert 2**20 < lines[0]["peak_memory"] <= lines[1]["peak_memory"]
+    assert lines[0]["precision"] == monitor.precision
+    assert "precision" not in lines[1]
     assert shown == monitor.records
     with StepMonitor(optimizer, scaler, jsonl=tmp_path / "run.jsonl") as monitor:
         train(monitor, optimizer, weight, scaler, [1.0])
@@ -148,8 +150,10 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     with StepMonitor(optimizer, scaler, every=2, tensorboard=tmp_path) as monitor:
         train(monitor, optimizer, weight, scaler, [1.0, torch.inf, 0.5])
     read = reader.EventAccumulator(str(tmp_path)).Reload()
+    assert "parameters: float32" in read.Tensors("precision/text_summary")[0].tensor_proto.string_val[0].decode()
     curves = {name: [(event.step, event.value) for event in read.Scalars(name)] for name in read.Tags()["scalars"]}
     assert curves.pop("tokens_per_second")[2][0] == 2
+    assert len(curves.pop("peak_memory")) == 3
     assert curves == {
         "loss": [(0, 4.0), (1, math.inf), (2, 1.0)],
         "scale": [(0, 8.0), (1, 8.0), (2, 4.0)],
@@ -185,3 +189,18 @@ def test_no_host_sync():
 def test_bad_arguments():
     with pytest.raises(ValueError, match="every is -1"):
         StepMonitor(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]), every=-1)
+
+
+def test_the_precision_of_a_run():
+    weights = [torch.nn.Parameter(torch.ones(4, dtype=dtype)) for dtype in (torch.bfloat16, torch.float32)]
+    with StepMonitor(ak.optim.AdamW(weights, master_weights="split"), ak.GradScaler("cpu", enabled=False)) as monitor:
+        pass
+    expected = {
+        "optimizer": "AdamW",
+        "parameters": "bfloat16, float32",
+        "loss_scaling": "none",
+        "master_weights": "split",
+    }
+    assert expected.items() <= monitor.precision.items()
+    with StepMonitor(torch.optim.SGD(weights), ak.GradScaler("cpu")) as monitor:
+        assert monitor.precision["loss_scaling"] == "GradScaler"

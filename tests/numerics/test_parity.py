@@ -118,3 +118,32 @@ def test_skips_are_counted():
 def test_bad_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("changed", "parted"),
+    [
+        ({}, None),
+        ({range(120, 400): 0.5}, 120),
+        ({range(40, 60): 5.0, range(307, 400): 0.5}, 300),  # what recovers does not part; 20 steps are one figure
+        ({range(399, 400): math.nan}, 380),
+    ],
+)
+def test_curves_part_where_they_differ_to_the_end(changed, parted):
+    added = {step: by for steps, by in changed.items() for step in steps}
+
+    def train(run):
+        shift = added if run.precision == "bf16" else {}
+        return [2.0 + run.seed / 1000 + random.random() / 10 + shift.get(step, 0.0) for step in range(400)]
+
+    result = parity(train, precisions=["bf16"], seeds=2, curve=True)
+    assert result.parted("bf16") == parted
+    assert (result.verdict("bf16") == "DIFFERS") is (parted is not None)
+    assert ("from step" in str(result)) is (parted is not None)
+
+
+def test_curves_are_lists_of_numbers():
+    with pytest.raises(TypeError, match="parity: train returned float; accepted with curve=True: the losses of all"):
+        parity(lambda run: 1.0, seeds=2, curve=True)
+    with pytest.raises(ValueError, match="the runs of 'bf16' have no curves"):
+        outcomes(fp32=[1.0, 1.0], bf16=[1.0, 1.0]).parted("bf16")
