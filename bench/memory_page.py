@@ -53,7 +53,7 @@ def held(name: str, dtype: torch.dtype, options: dict) -> dict[str, float]:
     optimizer = getattr(ak.optim, name)([param], **options)
     param.grad = torch.ones_like(param)
     optimizer.step()
-    (block,) = optimizer.store.blocks
+    (block,) = optimizer._store.blocks
     buffers = {
         "weight": [param],
         "master": [block.master],

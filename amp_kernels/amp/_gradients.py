@@ -34,7 +34,7 @@ class Agreements:
     def over(self, optimizer: Optimizer) -> Agreement:
         """The ranks with which to agree on the optimizer's steps."""
         if isinstance(optimizer, FusedOptimizer):
-            agreement = optimizer.agreement()
+            agreement = optimizer._agreement()
         else:
             groups = optimizer.param_groups
             for group in groups:

@@ -304,7 +304,7 @@ class GradScaler(HasCompiledCalls, CheckedSetters):
     ) -> Any:
         """Step ``inner``, which is ``optimizer`` or wrapped by it. It writes its findings into the request."""
         self._agreements.check_declared(optimizer, inner)
-        request = inner.default_request(max_norm)
+        request = inner._default_request(max_norm)
         state = self._per_optimizer_states[id(optimizer)] if self._enabled else None
         if state is not None and inner.unscale_grads and state["stage"] is OptState.READY:
             self.unscale_(optimizer)
@@ -318,7 +318,7 @@ class GradScaler(HasCompiledCalls, CheckedSetters):
         elif state is not None:  # unscaled; what was done to the gradients since then is the user's will: no new check
             request = request._replace(found_inf=combined(state, self._scale.device))
         try:
-            result, answer = inner.step_on_request(request, lambda: optimizer.step(*args, **kwargs))
+            result, answer = inner._step_on_request(request, lambda: optimizer.step(*args, **kwargs))
         finally:
             if self._enabled and "grad_scale" in inner.__dict__:
                 del inner.grad_scale

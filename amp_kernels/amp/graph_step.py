@@ -148,8 +148,8 @@ class GraphedStep:
 
     def _write_numbers(self) -> None:
         """Copy the groups' learning rates and weight decays to the graph's buffers."""
-        groups, algorithm = self._optimizer.param_groups, self._optimizer.algorithm
-        self._optimizer.plan.hyper.packed(groups)  # raises for a text or a NaN
+        groups, algorithm = self._optimizer.param_groups, self._optimizer._algorithm
+        self._optimizer._plan.hyper.packed(groups)  # raises for a text or a NaN
         decays = [algorithm.of(group).option(group, "weight_decay") for group in groups]
         if len(groups) != len(self._rates):
             self._rates = [torch.zeros((), dtype=torch.float32, device=self._device()) for _ in groups]
@@ -195,7 +195,7 @@ class GraphedStep:
 
     def _conditions(self) -> tuple[list[Any], list[Any]]:
         """The objects that a captured step depends on, and numbers and addresses."""
-        return self._optimizer.plan.conditions(self._optimizer.param_groups, self._optimizer.state)
+        return self._optimizer._plan.conditions(self._optimizer.param_groups, self._optimizer.state)
 
     # ---- preparation ----
 
@@ -230,7 +230,7 @@ class GraphedStep:
 
     def _run(self) -> Any:
         values, spec = self._inputs
-        with self._optimizer.plan.hyper.decays_from(self._decays):
+        with self._optimizer._plan.hyper.decays_from(self._decays):
             results = self._step_fn(*pytree.tree_unflatten(values, spec))
         return pytree.tree_map_only(Tensor, Tensor.detach, results)
 
@@ -242,7 +242,7 @@ class GraphedStep:
             for name, param in zip(group.get("param_names", ()), group["params"], strict=False)
         }
         names.update((id(param), name) for name, param in self._model.named_parameters())
-        params = [param for param in self._optimizer.params() if param.requires_grad and param.grad is None]
+        params = [param for param in self._optimizer._params() if param.requires_grad and param.grad is None]
         if params:
             named = [names.get(id(param), f"one of shape {list(param.shape)}") for param in params]
             raise ValueError(
@@ -267,7 +267,7 @@ class GraphedStep:
                 own.copy_(value)
 
     def _replay_graph(self, graph: torch.cuda.CUDAGraph) -> None:
-        with self._optimizer.plan.replay():
+        with self._optimizer._plan.replay():
             graph.replay()
         if self._scaler is not None:
             self._scaler._report_replay()
@@ -283,7 +283,7 @@ class Before:
         scaler: GradScaler | None,
         rates: Iterable[Tensor],
     ):
-        self._optimizer, params = optimizer, optimizer.params()
+        self._optimizer, params = optimizer, optimizer._params()
         self._restore_state = self._restore_scaler = lambda: None
         if scaler is not None and scaler.is_enabled():
             scaler.scale(torch.ones((), device=params[0].device))  # makes what it has on the device
@@ -298,11 +298,11 @@ class Before:
         """Save the optimizer's state before the first update, creating it if there is none."""
         if not self._has_state:
             with rehearsal(False):
-                plan, groups = self._optimizer.plan, self._optimizer.param_groups
+                plan, groups = self._optimizer._plan, self._optimizer.param_groups
                 plan.launches(groups, self._optimizer.state, plan.hyper.packed(groups))
-                self._optimizer.agreement().settle(None)  # a capture cannot
-            self._optimizer.store.adopt_writes()
-            self._restore_state = self._optimizer.store.snapshot()
+                self._optimizer._agreement().settle(None)  # a capture cannot
+            self._optimizer._store.adopt_writes()
+            self._restore_state = self._optimizer._store.snapshot()
             self._has_state = True
 
     @torch.no_grad()
@@ -311,7 +311,7 @@ class Before:
         for param, grad in self._grads:
             param.grad = grad
         self._restore_state()
-        self._optimizer.store.mark_clean()
+        self._optimizer._store.mark_clean()
         self._restore_scaler()
         generators.restore(self._generators)
 

@@ -87,7 +87,7 @@ def save(
     with torch.no_grad():
         for name, part in parts.items():
             fused = isinstance(part, FusedOptimizer)
-            content[name] = part.state_dict_with(_joined, keep_codes=True) if fused else part.state_dict()
+            content[name] = part._state_dict_with(_joined, keep_codes=True) if fused else part.state_dict()
         content |= {"random": generators.states(), "extra": extra}
         content = {name: _file.plain(state, name, tensors) for name, state in content.items()}
         if not background:
@@ -229,7 +229,7 @@ def _check(parts: dict[str, Any], content: dict[str, Any], rng: bool) -> None:
                 if isinstance(value, Tensor):
                     check_like(f"model.{key}", saved[key], value.shape, value.dtype)
         elif isinstance(part, FusedOptimizer):
-            part.store.check_form(part.param_groups, saved)
+            part._store.check_form(part.param_groups, saved)
         elif isinstance(part, torch.amp.GradScaler) and part.is_enabled() != bool(saved):
             raise ValueError(f"it has the state of {'an enabled' if saved else 'a disabled'} scaler, and this is not")
     if rng:
@@ -248,4 +248,4 @@ def _restore(parts: dict[str, Any], content: dict[str, Any]) -> None:
                 part.load_state_dict(copy.deepcopy(state))  # what was read is a map of the file
         undo.pop_all()
     if isinstance(parts.get("optimizer"), FusedOptimizer):
-        parts["optimizer"].store.mark_clean()  # the model's load wrote the values that belong to the masters
+        parts["optimizer"]._store.mark_clean()  # the model's load wrote the values that belong to the masters

@@ -52,14 +52,9 @@ def hooked_if_watched(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class FusedOptimizer(HasCompiledCalls, Optimizer):
-    """Base of the optimizers here; see the module's docstring. A subclass names its algorithm.
+    """Base of the optimizers here; see the module's docstring. A subclass names its algorithm."""
 
-    Attributes:
-        store: the state.
-        plan: collects gradients and takes the steps.
-    """
-
-    algorithm: Algorithm
+    _algorithm: Algorithm
     profile_hook_step = staticmethod(hooked_if_watched)  # torch's constructor wraps `step` in it
     _request: StepRequest | None = None
     _answer: StepAnswer | None = None
@@ -101,16 +96,16 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
     def _build(self, options: Options) -> None:
         name = type(self).__name__
         self._options = options
-        self._checks = GroupChecks(name, self.algorithm, options)
-        self.store = StateStore(name, self.algorithm, options)
-        self.plan = StepPlan(name, self.algorithm, options, self._checks, self.store)
-        self._codec = CheckpointCodec(name, self.algorithm, self._checks, self.store)
+        self._checks = GroupChecks(name, self._algorithm, options)
+        self._store = StateStore(name, self._algorithm, options)
+        self._plan = StepPlan(name, self._algorithm, options, self._checks, self._store)
+        self._codec = CheckpointCodec(name, self._algorithm, self._checks, self._store)
 
     def __repr__(self) -> str:
         head, *groups = super().__repr__().split("\n", 1)
         return "\n".join([head, *(f"    {name}: {value}" for name, value in vars(self._options).items()), *groups])
 
-    def params(self) -> list[Tensor]:
+    def _params(self) -> list[Tensor]:
         """All parameters, in the order of their numbers in the state_dict."""
         return [param for group in self.param_groups for param in group["params"]]
 
@@ -137,8 +132,8 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
             self._checks.complete(group, self.defaults)
             seed = self._checks.common("seed", self.param_groups)
             self._checks.check_params(group)
-            if self.plan.units is not None:
-                self.plan.units.of_groups(self.param_groups)
+            if self._plan.units is not None:
+                self._plan.units.of_groups(self.param_groups)
             self._options.seed = seed
             group["fused"] = True
         except BaseException:
@@ -196,9 +191,9 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
                     loss = closure()
             finally:
                 self._in_closure = False
-        request = (self._request or self.default_request())._replace(units=asked)
+        request = (self._request or self._default_request())._replace(units=asked)
         if released is None or released.check_step(request):
-            answer = self.plan.step(self.param_groups, self.state, request)
+            answer = self._plan.step(self.param_groups, self.state, request)
             if self._answer is not None:
                 self._answer = answer
         if released is not None:
@@ -215,12 +210,12 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
     def _asked(self, units: Iterable[str | int] | None) -> frozenset[int] | None:
         if units is None:
             return None
-        if self.plan.units is None:
+        if self._plan.units is None:
             raise ValueError(
                 f"{type(self).__name__}: units is {units!r} and independent_groups is False; accepted: units with independent_groups=True"
             )
-        self.plan.units.of_groups(self.param_groups)
-        return self.plan.units.asked(units)
+        self._plan.units.of_groups(self.param_groups)
+        return self._plan.units.asked(units)
 
     @property
     def group_results(self) -> GroupResults:
@@ -229,20 +224,20 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
         Raises:
             RuntimeError: before the first step, or without ``independent_groups=True``.
         """
-        if self.plan.units is None:
+        if self._plan.units is None:
             raise RuntimeError(
                 f"{type(self).__name__}: independent_groups is False; accepted: True, to read group_results"
             )
-        return self.plan.units.results()
+        return self._plan.units.results()
 
-    def default_request(self, max_norm: float | None = None) -> StepRequest:
+    def _default_request(self, max_norm: float | None = None) -> StepRequest:
         """The step that the optimizer's options ask for, with the scale and flag that torch's scaler leaves in attributes.
 
         Raises:
             ValueError: a scaler gives a ``max_norm`` and the optimizer has a ``max_grad_norm``.
         """
         own, check = self._options.max_grad_norm, self._options.skip_nonfinite
-        if self.plan.units is not None:
+        if self._plan.units is not None:
             limits = [group["max_grad_norm"] for group in self.param_groups if group["max_grad_norm"] is not None]
             own, check = limits[0] if limits else None, False  # each unit has its own
         if max_norm is not None and own is not None:
@@ -252,10 +247,10 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
         found_inf = getattr(self, "found_inf", None)
         if not isinstance(found_inf, Tensor):
             found_inf = None  # torch's scaler leaves the int 0 if there are no gradients
-        norm = own if max_norm is None and self.plan.units is None else max_norm
+        norm = own if max_norm is None and self._plan.units is None else max_norm
         return StepRequest(getattr(self, "grad_scale", None), found_inf, check, norm)
 
-    def step_on_request(self, request: StepRequest, step: Callable[[], Any]) -> tuple[Any, StepAnswer]:
+    def _step_on_request(self, request: StepRequest, step: Callable[[], Any]) -> tuple[Any, StepAnswer]:
         """Call ``step``, which steps this optimizer, and have that step follow the request of a gradient scaler.
 
         ``step`` is a call of the public method, possibly of a wrapper, so that hooks and the wrapper's own work take place.
@@ -270,9 +265,9 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
         finally:
             self._request = self._answer = None
 
-    def agreement(self) -> Agreement:
+    def _agreement(self) -> Agreement:
         """The ranks to agree with on norms and skips."""
-        return self.plan.agreement(self.param_groups)
+        return self._plan.agreement(self.param_groups)
 
     # ---- state ----
 
@@ -285,7 +280,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
         exactly: its 16 bits cannot tell which elements were overwritten, so all stay, which moves a written weight by up to
         half a unit in its last place (0 and infinities excepted). Averages (``ema_decay``) stay as they are.
         """
-        self.store.reload()
+        self._store.reload()
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's. 16-bit parameters also have ``master``, the float32 weight, however it is kept; with ``ema_decay``
@@ -296,14 +291,14 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
         The tensors are views of the optimizer's flat buffers: ``torch.save`` stores each buffer once, ``pickle`` once
         per view.
         """
-        state = self.state_dict_with(join_master)
-        self.store.note_exported()
+        state = self._state_dict_with(join_master)
+        self._store.note_exported()
         return state
 
-    def state_dict_with(self, join: Join, *, keep_codes: bool = False) -> dict[str, Any]:
+    def _state_dict_with(self, join: Join, *, keep_codes: bool = False) -> dict[str, Any]:
         """The state_dict, with ``join(parameter, remainder)`` for a split master, and with the codes and exponents of 8-bit moments
         if ``keep_codes``."""
-        self.store.adopt_writes()
+        self._store.adopt_writes()
 
         def export(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> None:
             optimizer._codec.export(optimizer.param_groups, state_dict, join, keep_codes)
@@ -343,7 +338,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
                 f"{type(self).__name__}: an optimizer with a shard_group cannot be pickled or copied, because a process group "
                 "cannot; accepted: state_dict, and load_state_dict of an optimizer that is made with a group"
             )
-        self.store.adopt_writes()
+        self._store.adopt_writes()
         state = super().__getstate__()
         return {**state, "state": self._codec.copied(self.state), "options": dict(vars(self._options))}
 
@@ -357,14 +352,14 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
         for group, live in zip(groups, self.__dict__.get("param_groups", ()), strict=False):
             group.update({key: value for key, value in live.items() if isinstance(value, ProcessGroup)})
         loaded = self._codec.read(groups, state["state"], self.__dict__.get("defaults", {}))
-        packed = self.store.pack(loaded.entries, load=True)
+        packed = self._store.pack(loaded.entries, load=True)
         state["state"] = shown = defaultdict(dict, loaded.others)
-        own, of_options, undo = dict(vars(self)), dict(vars(self._options)), self.store.undo(packed)
+        own, of_options, undo = dict(vars(self)), dict(vars(self._options)), self._store.undo(packed)
         try:
             super().__setstate__(state)
-            self.store.clear()
-            self.plan.forget()
-            self.store.commit(packed, shown)
+            self._store.clear()
+            self._plan.forget()
+            self._store.commit(packed, shown)
             self._compiled_handle = CompiledHandle(self, self.param_groups)
             self._options.max_grad_norm, self._options.seed = loaded.max_grad_norm, loaded.seed
             for group in groups:
@@ -373,7 +368,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
             vars(self).update(own)
             vars(self._options).update(of_options)
             undo()
-            self.plan.forget()
+            self._plan.forget()
             raise
 
 

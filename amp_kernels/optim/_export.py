@@ -60,7 +60,7 @@ def fp32_state_dict(model: torch.nn.Module, optimizer: FusedOptimizer, *, ema: b
         raise ValueError(
             "fp32_state_dict: ema=True, but the optimizer keeps no averages; accepted: an optimizer made with ema_decay=..."
         )
-    optimizer.store.adopt_writes()
+    optimizer._store.adopt_writes()
     names = ("ema", "master") if ema else ("master",)
     result = model.state_dict(keep_vars=True)  # parameters themselves, so that they can be looked up
     copies: dict[int, Tensor] = {}
@@ -76,7 +76,7 @@ def fp32_state_dict(model: torch.nn.Module, optimizer: FusedOptimizer, *, ema: b
 
 def _weight(optimizer: FusedOptimizer, param: Tensor, names: tuple[str, ...]) -> Tensor:
     """A copy of the first of the states ``names`` that the parameter has, else of the parameter."""
-    values = optimizer.store.current(param, optimizer.state, moments=False)
+    values = optimizer._store.current(param, optimizer.state, moments=False)
     found = next((values[name] for name in names if values.get(name) is not None), None)
     return _plain(param) if found is None else found.detach().to(torch.float32, copy=True)
 

@@ -98,7 +98,7 @@ class ReleasedGradients:
         self._task = self._scaled = -1  # numbers of backwards: the last one, and the last one of a scaled loss
         self._unfinished: list[weakref.ref[_Backward]] = []
         self._lock = threading.Lock()  # backward has a thread for each device
-        params = [param for param in optimizer.params() if param.requires_grad]
+        params = [param for param in optimizer._params() if param.requires_grad]
         self._hooks = [param.register_post_accumulate_grad_hook(self._hook) for param in params]
         _handles.add(self)
 
@@ -120,7 +120,7 @@ class ReleasedGradients:
         optimizer = self._optimizer()
         if optimizer is not None and optimizer._released is self:
             optimizer._released = None
-            optimizer.plan.forget()
+            optimizer._plan.forget()
 
     def __enter__(self) -> ReleasedGradients:
         return self
@@ -143,7 +143,7 @@ class ReleasedGradients:
             task = torch._C._current_graph_task_id()
             if task != self._task or task < 0:
                 self._begin(optimizer, task)
-            if optimizer.plan.step_alone(param, optimizer.param_groups, optimizer.state):
+            if optimizer._plan.step_alone(param, optimizer.param_groups, optimizer.state):
                 self._updated.add(id(param))
                 param.grad = None
 
@@ -156,7 +156,7 @@ class ReleasedGradients:
                 "released as it arrives; accepted: a loss without a scale"
             )
         _refuse(optimizer)
-        optimizer.plan.begin_alone(optimizer.param_groups)
+        optimizer._plan.begin_alone(optimizer.param_groups)
         if task >= 0:  # not a call from outside of backward
             torch.autograd.Variable._execution_engine.queue_callback(_Backward(self._unfinished))
         self._task = task
@@ -173,7 +173,7 @@ class ReleasedGradients:
     def check_step(self, request: StepRequest) -> bool:
         """Before ``step()``: whether it has anything to update. Raises for gradients or a ``request`` that come too late."""
         optimizer = self._optimizer()
-        params = [param for param in optimizer.params() if param.grad is not None]
+        params = [param for param in optimizer._params() if param.grad is not None]
         for param in params:
             if id(param) in self._updated:
                 raise _second_gradient(optimizer, param)

@@ -49,7 +49,7 @@ class Adam(FusedOptimizer, torch.optim.Adam):
         tensor(2.)
     """
 
-    algorithm = AdamAlgorithm(adamw_, required=("step",), switches=SWITCHES)
+    _algorithm = AdamAlgorithm(adamw_, required=("step",), switches=SWITCHES)
 
     @takes_options
     def __init__(

@@ -82,7 +82,7 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
         tensor(2.)
     """
 
-    algorithm = AdamAlgorithm(adamw_, required=("step",), switches=SWITCHES)
+    _algorithm = AdamAlgorithm(adamw_, required=("step",), switches=SWITCHES)
 
     @takes_options
     def __init__(

@@ -108,7 +108,7 @@ class LAMB(StandaloneOptimizer):
         tensor([1.8000, 1.8000, 1.8000, 1.8000])
     """
 
-    algorithm = LAMBAlgorithm(lamb_, absent={"bias_correction": True, "use_nvlamb": False})
+    _algorithm = LAMBAlgorithm(lamb_, absent={"bias_correction": True, "use_nvlamb": False})
 
     @takes_options
     def __init__(

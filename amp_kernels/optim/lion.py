@@ -48,7 +48,7 @@ class Lion(StandaloneOptimizer):
         tensor([-0.5000,  0.5000,  0.0000])
     """
 
-    algorithm = Algorithm(lion_, shows_step=False, switches=SWITCHES)
+    _algorithm = Algorithm(lion_, shows_step=False, switches=SWITCHES)
 
     @takes_options
     def __init__(

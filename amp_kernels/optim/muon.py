@@ -220,7 +220,7 @@ class Muon(FusedOptimizer, torch.optim.Muon):
         ['momentum_buffer']
     """
 
-    algorithm = MuonAlgorithm()
+    _algorithm = MuonAlgorithm()
 
     @takes_options
     def __init__(

@@ -81,7 +81,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         tensor([0.9844, 0.9844, 0.9844], dtype=torch.bfloat16)
     """
 
-    algorithm = SGDAlgorithm(sgd_, shows_step=False, switches=("cautious",))
+    _algorithm = SGDAlgorithm(sgd_, shows_step=False, switches=("cautious",))
 
     @takes_options
     def __init__(

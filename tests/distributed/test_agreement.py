@@ -46,7 +46,7 @@ def ops_of_a_step(layout, name):
         scaler.update()
     for _ in range(2):
         optimizer.step()
-    return dict(log.ops), optimizer.plan.cached is not None and optimizer.plan.cached.with_tables
+    return dict(log.ops), optimizer._plan.cached is not None and optimizer._plan.cached.with_tables
 
 
 @pytest.mark.parametrize(("layout", "checks"), [("fsdp", 1), ("hsdp", 1), ("part", 2)])
@@ -207,7 +207,7 @@ def partial_gradients():
     for _ in range(3):  # until the step runs from addresses
         param.grad = torch.zeros_like(param)
         optimizer.step()
-    assert optimizer.plan.cached is not None
+    assert optimizer._plan.cached is not None
     for _ in range(2):
         summand = torch.full((3, 4), 0.5 / world)
         param.grad = DTensor.from_local(summand, everyone(), [Partial()], run_check=False)

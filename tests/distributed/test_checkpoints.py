@@ -291,7 +291,7 @@ def load_torchs(path, layout, options, model_first, steps):
         set_optimizer_state_dict(model, optimizer, state["optimizer"], options=form)
         if not model_first:
             set_model_state_dict(model, state["model"], options=form)
-        now, params = optimizer.state_dict()["state"], [param.detach() for param in optimizer.params()]
+        now, params = optimizer.state_dict()["state"], [param.detach() for param in optimizer._params()]
         follow = [distance(now[i][name], params[i]) for i in now for name in ("master", "ema") if name in now[i]]
         counts = {int(now[i]["step"]) for i in now if local(params[i]).numel()}
         loaded = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))

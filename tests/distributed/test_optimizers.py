@@ -224,7 +224,7 @@ def check_views():
         version = param._version
         optimizer.step()
         assert param._version > version  # a backward that needs the old values can tell
-    block = optimizer.store.places[id(param)].block
+    block = optimizer._store.places[id(param)].block
     for name, buffer in {**block.moments, "master": block.master}.items():
         shown = optimizer.state[param][name]
         assert type(shown) is DTensor
@@ -242,7 +242,7 @@ def check_views():
         optimizer.step()
         assert torch.equal(whole(optimizer.state[param]["master"]), before.float())
         assert torch.equal(whole(param.detach()), before)
-    return optimizer.plan.cached is not None
+    return optimizer._plan.cached is not None
 
 
 def test_state_is_dtensors_over_the_flat_buffers_and_follows_writes(ranks):

@@ -129,7 +129,7 @@ def difference(mine, reference):
 
 def states(optimizer, param):
     """A parameter's state as checkpoints show it, whole."""
-    return {key: whole(value) for key, value in optimizer.store.current(param, optimizer.state).items()}
+    return {key: whole(value) for key, value in optimizer._store.current(param, optimizer.state).items()}
 
 
 def make_optimizer(name, model, **options):

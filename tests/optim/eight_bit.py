@@ -44,7 +44,7 @@ def train(optimizer, first, last):
 def bits(optimizer, counts=True):
     """All that a step may write: parameters and buffers; with or without the counts of steps."""
     params = params_of(optimizer)
-    places = [optimizer.store.places[id(p)] for p in params if id(p) in optimizer.store.places]
+    places = [optimizer._store.places[id(p)] for p in params if id(p) in optimizer._store.places]
     blocks = dict.fromkeys(place.block for place in places)
     buffers = (buffer for block in blocks for buffer in block.tensors()[0 if counts else 1 :])
     return [t.detach().clone() for t in (*params, *buffers)]

@@ -9,12 +9,12 @@ from .optimizers import f32, fill, make
 
 def cached(optimizer):
     """The last step, if the next one may use it."""
-    return optimizer.plan.cached
+    return optimizer._plan.cached
 
 
 def launches_of(optimizer):
     """Those of its next step."""
-    plan, groups = optimizer.plan, optimizer.param_groups
+    plan, groups = optimizer._plan, optimizer.param_groups
     return plan.launches(groups, optimizer.state, plan.hyper.packed(groups))
 
 
@@ -53,7 +53,7 @@ class Pair:
 
     def check_step(self, number, hit=None, grads=set_grads):
         """`hit`: whether this step must read addresses only."""
-        self.slow.plan.forget()
+        self.slow._plan.forget()
         grads(self.slow_params, number)
         self.slow.step()
         grads(self.params, number)

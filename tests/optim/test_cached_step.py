@@ -61,7 +61,7 @@ def test_scaler_and_flags_of_tensors_are_the_same():
             for i in {3: [3], 5: [3], 6: [4, 11]}.get(number, []):
                 params[i].grad[(-1,) * params[i].dim()] = torch.inf
             if forget:
-                optimizer.plan.forget()
+                optimizer._plan.forget()
             scaler.step(optimizer, max_norm=1.0)
             try:
                 scaler.update()

@@ -4,6 +4,7 @@ import inspect
 import pydoc
 import re
 import typing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from .optimizers import (
     snapshot,
 )
 
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "optim.md"
 HINTS = {"maximize": False, "foreach": None, "differentiable": False, "fused": None}
 NAN = float("nan")
 
@@ -40,6 +42,14 @@ def matrices():
 
 
 # ---- signatures ----
+
+
+@EACH
+def test_completion_shows_documented_names_only(name):
+    (documented,) = re.findall(r"inherited_members: \[(.*)\]", PAGE.read_text())
+    theirs = set(dir(torch.optim.SGD(params())))
+    shown = {name for name in dir(make(name, matrices())) if not name.startswith("_")} - theirs
+    assert shown == {*akopt.MixedPrecision.__annotations__, *documented.split(", ")} - theirs
 
 
 @EACH

@@ -306,12 +306,14 @@ def test_options_of_all_optimizers(options):
     assert all(p.grad.any() != ("zero_grads" in options) for p in params)
     if "shadow_dtype" in options:
         assert torch.equal(fresh_shadow(params[0], bf16), params[0].to(bf16))
-        assert fresh_shadow(params[0], bf16).data_ptr() == optimizer.store.places[id(params[0])].block.shadow.data_ptr()
+        assert (
+            fresh_shadow(params[0], bf16).data_ptr() == optimizer._store.places[id(params[0])].block.shadow.data_ptr()
+        )
 
 
 def test_the_state_is_the_momentum_alone():
     params, optimizer = trained(dtype=bf16, master_weights="none_rne", state_dtype=bf16)
-    (block,) = optimizer.store.blocks
+    (block,) = optimizer._store.blocks
     assert [list(values) for values in optimizer.state.values()] == [["momentum_buffer"]] * len(params)
     total = sum(tensor.nbytes for tensor in block.tensors())
     assert total <= 2 * sum(-(-p.numel() // 16) * 16 for p in params) + 4 * len(params)
@@ -350,14 +352,14 @@ def test_hyper_parameters_count_from_the_next_step_on():
 
 def test_a_captured_step_depends_on_all_that_decides_its_products():
     _, optimizer = trained()
-    _, numbers = optimizer.plan.conditions(optimizer.param_groups, optimizer.state)
+    _, numbers = optimizer._plan.conditions(optimizer.param_groups, optimizer.state)
     for key, value in {"ns_steps": 4, "eps": 1e-3, "heads": 1, "adjust_lr_fn": "match_rms_adamw"}.items():
         old = optimizer.param_groups[0][key]
         optimizer.param_groups[0][key] = value
-        assert optimizer.plan.conditions(optimizer.param_groups, optimizer.state)[1] != numbers
+        assert optimizer._plan.conditions(optimizer.param_groups, optimizer.state)[1] != numbers
         optimizer.param_groups[0][key] = old
     optimizer.param_groups[0]["lr"] = 1.0
-    assert optimizer.plan.conditions(optimizer.param_groups, optimizer.state)[1] == numbers
+    assert optimizer._plan.conditions(optimizer.param_groups, optimizer.state)[1] == numbers
 
 
 # ---- steps in a graph; tests/ptx/executed_runtime.py replays one ----

@@ -11,7 +11,7 @@ from amp_kernels.optim._store import StateStore
 
 from .optimizers import bf16, f32, fill
 
-SGD, ADAMW = akopt.SGD.algorithm, akopt.AdamW.algorithm
+SGD, ADAMW = akopt.SGD._algorithm, akopt.AdamW._algorithm
 
 
 def param(value=1.0, dtype=bf16, n=5):
@@ -89,18 +89,18 @@ def test_a_request_holds_for_one_step_and_the_answer_comes_back():
     optimizer = akopt.SGD([p], lr=1.0)
     fill([p], 2.0)
     request = StepRequest(grad_scale=torch.tensor(2.0), max_norm=1.0)
-    result, answer = optimizer.step_on_request(request, lambda: (optimizer.step(), "done")[1])
+    result, answer = optimizer._step_on_request(request, lambda: (optimizer.step(), "done")[1])
     assert (result, answer.sum_sq.item()) == ("done", 4.0)
     torch.testing.assert_close(p.detach(), torch.full((4,), 0.5))
     optimizer.step()
     torch.testing.assert_close(p.detach(), torch.full((4,), -1.5))  # neither scaled nor clipped
     with pytest.raises(ZeroDivisionError):
-        optimizer.step_on_request(request, lambda: 1 / 0)
+        optimizer._step_on_request(request, lambda: 1 / 0)
     optimizer.step()
     torch.testing.assert_close(p.detach(), torch.full((4,), -3.5))
 
 
 def test_a_wrapper_that_does_not_step_gets_an_empty_answer():
     optimizer = akopt.AdamW([param()])
-    result, answer = optimizer.step_on_request(StepRequest(check=True), lambda: None)
+    result, answer = optimizer._step_on_request(StepRequest(check=True), lambda: None)
     assert (result, answer.sum_sq, answer.found_infs, answer.nonfinite) == (None, None, {}, [])

@@ -84,7 +84,7 @@ def train(model, optimizer, handle, steps, micros=1):
 def snapshot(model, optimizer):
     """Weights and the state_dict, copied. States are made in the order of backward, and shown here in that of their numbers."""
     state_dict = optimizer.state_dict()
-    states = [state_dict["state"].get(number) for number in range(len(optimizer.params()))]
+    states = [state_dict["state"].get(number) for number in range(len(optimizer._params()))]
     return copy.deepcopy([model.state_dict(), states, state_dict["param_groups"]])
 
 
@@ -290,7 +290,7 @@ def test_at_most_one_gradient_is_alive(micros):
 def test_a_dropped_optimizer_frees_its_state_and_leaves_hooks_that_do_nothing():
     model, optimizer, handle = make("AdamW", released=True)
     train(model, optimizer, handle, range(3))
-    buffers = [weakref.ref(block) for block in optimizer.store.blocks]
+    buffers = [weakref.ref(block) for block in optimizer._store.blocks]
     before = copy.deepcopy(model.state_dict())
     del optimizer
     gc.collect()
@@ -313,7 +313,7 @@ def test_a_copy_of_the_optimizer_is_a_plain_one():
 def test_the_third_release_of_a_parameter_is_one_cached_launch(monkeypatch):
     model, optimizer, handle = make("AdamW", bf16, released=True, master_weights="split24", state_dtype="8bit")
     train(model, optimizer, handle, range(2))
-    monkeypatch.setattr(optimizer.plan, "_plan_alone", None)
+    monkeypatch.setattr(optimizer._plan, "_plan_alone", None)
     train(model, optimizer, handle, range(2, 4))
 
 

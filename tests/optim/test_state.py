@@ -379,7 +379,7 @@ def test_what_an_interrupt_stops_is_undone(options, monkeypatch):
         raise KeyboardInterrupt
 
     calls = [
-        (optimizer.store, "commit", lambda: optimizer.load_state_dict(saved)),
+        (optimizer._store, "commit", lambda: optimizer.load_state_dict(saved)),
         (_base, "CompiledHandle", lambda: optimizer.load_state_dict(saved)),
         (optimizer._checks, "check_params", lambda: optimizer.add_param_group({"params": [param(3)]})),
     ]

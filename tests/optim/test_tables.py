@@ -61,7 +61,7 @@ def table_of(params, kind=akopt.AdamW):
             p.grad = torch.ones_like(p)
         optimizer.step()
     ((batch, _, table),) = launches_of(optimizer)
-    packed = optimizer.plan.hyper.packed(optimizer.param_groups)
+    packed = optimizer._plan.hyper.packed(optimizer.param_groups)
     numbers = packed.options[batch.op.declared.name], packed.ema_decays, packed.flags
     tail = ([], [], None, None, None, *numbers, 0.0, 0, None)
     state = batch.state(packed.used, packed.averaged)

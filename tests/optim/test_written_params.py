@@ -44,7 +44,7 @@ def test_a_write_counts_and_its_neighbours_keep_their_bits(mode, dtype, missed):
     clamped = ps[1].detach().float().abs() == 0.5
     assert 0 < clamped.sum() < clamped.numel()
     if missed:
-        optimizer.plan.forget()
+        optimizer._plan.forget()
         ps[2].grad = None
     train(optimizer, ps, 1, grad=0.0)
     after = masters(optimizer)
