@@ -56,7 +56,7 @@ TRAPS = [
     ("update/rules/lamb.cu", "sums.direction += square(Lamb::direction(weight[j]", "sums.direction += square(Lamb::direction(0.0f", "the direction is without its decay"),
     ("update/rules/lamb.cu", "return static_cast<double>(x) * static_cast<double>(x);", "return x * x;", "squares are rounded to fp32"),
     ("update/rules/lamb.cu", "sums.weight += square(weight[j]);", "sums.weight = float(sums.weight) + float(square(weight[j]));", "sums are kept in fp32"),
-    ("update/rules/lamb.cu", "rows + args.row[tensor]); const auto t", "rows + tensor); const auto t", "later launches read the rows of the first one"),
+    ("update/rules/lamb.cu", "rows + args.row[tensor]); if (leaves", "rows + tensor); if (leaves", "later launches read the rows of the first one"),
     ("update/rules/lamb.cu", "index += grid_blocks()", "index += 1", "several blocks take one unit"),
     ("update/rules/lamb.cu", "find(index, index + 1, tensor)", "find(index, args.map.units, tensor)", "units to the tensor's end"),
     ("update/rules/lamb.cu", "store(slots + index, sums)", "store(slots + block_index(), sums)", "slots belong to blocks"),
