@@ -51,6 +51,7 @@ class Units:
         """Drop what is cached."""
         self._rules: tuple[Any, Tensor | None] = (None, None)
         self._places: tuple[Any, Any] = (None, None)
+        self._agreed: tuple[Any, Any] = (None, None)  # the ranks that have the same units, and these
 
     def of_groups(self, groups: list[dict[str, Any]]) -> list[int]:
         """The number of each group's unit. Raises for groups of a unit that differ in its keys."""
@@ -111,10 +112,12 @@ class Units:
         device = launches[0].batch.device if launches else home_device(agreement, params)
         sums, flags = self._measure(request, launches, device, answer)
         numbers = list(chain.from_iterable(launch.batch.numbers for launch in launches))
-        if agreement:
-            sums, flags = self._of_all_ranks(agreement, sums, flags, numbers, len(params))
         of_params = [unit for unit, group in zip(of_groups, groups, strict=True) for _ in group["params"]]
-        rows, ends = self._places_of(None if agreement else numbers, of_params, device)
+        rows, ends, units = self._places_of([of_params[number] for number in numbers], device)
+        if agreement:
+            sums, flags = self._of_all_ranks(agreement, sums, flags, rows, ends)
+            rows = torch.arange(len(ends), device=device)
+            ends = rows + 1
         rules = self._rules_of(request, groups, of_groups, device)
         factors, results = judge_units_(sums, flags, rows, ends, rules, self._statistics_on(device))
         self._results = list(self.names), results
@@ -122,9 +125,7 @@ class Units:
         answer.sum_sq = norms.square().sum()
         if request.check or request.found_inf is not None:
             answer.found_infs = {device: nonfinite.amax() if len(nonfinite) else nonfinite.sum()}
-        if agreement:
-            return answer, [at(factors, launch.batch.device)[launch.batch.rows] for launch in launches]
-        parts = factors.split([len(launch.batch.numbers) for launch in launches])
+        parts = (factors[units] if agreement else factors).split([len(launch.batch.numbers) for launch in launches])
         return answer, [at(part, launch.batch.device) for part, launch in zip(parts, launches, strict=True)]
 
     def _measure(
@@ -155,26 +156,37 @@ class Units:
         return tuple(torch.cat([nothing, *(pair[i] for pair in found)]) for i in (0, 1))
 
     def _of_all_ranks(
-        self, agreement: Agreement, sums: Tensor, flags: Tensor, numbers: list[int], count: int
+        self, agreement: Agreement, sums: Tensor, flags: Tensor, rows: Tensor, ends: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Of all parameters, with one sum over the ranks."""
-        own = torch.stack((sums.double(), flags.double(), torch.ones_like(flags, dtype=torch.float64)))
-        every = torch.zeros(3, count, dtype=torch.float64, device=sums.device)
-        every = agreement.sum(every.index_copy(1, torch.tensor(numbers, device=sums.device, dtype=torch.int64), own))
-        return every[0].float(), torch.where(every[2] > 0, every[1], -1.0).float()
+        """Of all units, with one sum over the ranks; a rank's tensors of a unit are added before, since ranks may have different ones."""
+        if self._agreed != (agreement, self.names):
+            if agreement.is_declared:
+                self._check_names(agreement)
+            self._agreed = agreement, list(self.names)
+        own = torch.stack((torch.where(flags < 0, 0.0, sums), flags > 0, flags >= 0)).double()[:, rows]
+        offsets = torch.cat((ends.new_zeros(1), ends, ends + len(rows), ends + 2 * len(rows)))
+        # In an order that depends on the list alone, unlike index_add on a GPU.
+        own = torch.segment_reduce(own.flatten(), "sum", offsets=offsets, initial=0.0, unsafe=True)
+        sums, nonfinite, there = agreement.sum(own).view(3, -1)
+        return sums.float(), torch.where(there > 0, nonfinite, -1.0).float()
 
-    def _places_of(
-        self, numbers: list[int] | None, of_params: list[int], device: torch.device
-    ) -> tuple[Tensor, Tensor]:
-        """``rows`` and ``ends`` of judge_units_ for the parameters with these numbers; ``None``: all."""
-        key = numbers, of_params, device
+    def _check_names(self, agreement: Agreement) -> None:
+        for rank, names in agreement.gather(self.names):
+            if names != self.names:
+                raise ValueError(
+                    f"{self._name}: the units are {self.names} here and {names} on rank {rank}; accepted: the same on all ranks of a "
+                    "shard_group, some without parameters"
+                )
+
+    def _places_of(self, units: list[int], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """``rows`` and ``ends`` of judge_units_ for tensors of these units, and the units."""
+        key = units, len(self.names), device
         if self._places[0] != key:
-            units = of_params if numbers is None else [of_params[number] for number in numbers]
             rows = sorted(range(len(units)), key=units.__getitem__)
-            counts = torch.tensor(
-                [units.count(unit) for unit in range(len(self.names))], dtype=torch.int64, device="cpu"
-            )
-            self._places = key, (torch.tensor(rows, dtype=torch.int64).to(device), counts.cumsum(0).to(device))
+            counts = [units.count(unit) for unit in range(len(self.names))]
+            numbers = [torch.tensor(it, dtype=torch.int64, device="cpu") for it in (rows, counts, units)]
+            rows, counts, units = (it.to(device) for it in numbers)
+            self._places = key, (rows, counts.cumsum(0), units)
         return self._places[1]
 
     def _rules_of(
