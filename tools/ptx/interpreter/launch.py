@@ -23,6 +23,7 @@ class Device:
         self.ordered = 0  # launches up to this participant are over, whatever overlaps
         self.pool: dict[tuple, list[Block]] = {}
         self.truncate = False  # tensor cores: see matrix.py
+        self.traffic = None  # traffic.py: counts accesses
         self.orders_shared = True  # whether accesses to shared memory must be ordered, for the async proxy too
 
 

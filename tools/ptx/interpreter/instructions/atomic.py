@@ -55,7 +55,7 @@ def atom(block, instruction, pc, name, modifiers, operation, kind):
             where, warp = addresses[thread : thread + 1], block.warp_of[thread : thread + 1]
             ((region, where, _),) = resolve(block, space, where, text)
             place = int(region.places(where, size, size, text)[0])
-            touch(region, block, where, warp, size, text, write=True, kind=STRONG)
+            touch(region, block, where, block.thread[thread : thread + 1], size, text, write=True, kind=STRONG)
             if order in ("acquire", "acq_rel", "relaxed"):
                 acquire(block, order, region, where, warp)
             data = region.elements[size].view(kind_of)

@@ -21,6 +21,11 @@ def places(region, map_, coordinates, text: str):
     return region.places(addresses, map_.element, map_.element, text), inside
 
 
+def count(block, kind: str, map_, coordinates, text: str) -> None:
+    if traffic := block.launch.device.traffic:
+        traffic.box(block, kind, map_, coordinates, text)
+
+
 class Load:
     """A box on its way into shared memory of one or more blocks."""
 
@@ -129,6 +134,7 @@ def load(block, instruction, pc, rank, where, multicast):
             warp = int(block.warp_of[thread])
             place = tuple(at(c) for c in coordinates)
             block.launch.loaded.add((map_, place))
+            count(block, "boxes in", map_, place, text)
             block.launch.begin(Load(block, warp, map_, place, destination, barrier, ranks, text))
 
     return run
@@ -167,6 +173,7 @@ def store(block, instruction, pc, reduce, rank, add):
             at = lambda values, thread=thread: int(block.per_thread(values)[thread])  # noqa: E731
             map_ = tensor_map(block, at(map_at), int(rank), text)
             place = tuple(at(c) for c in coordinates)
+            count(block, "boxes out", map_, place, text)
             one = Store(block, int(block.warp_of[thread]), map_, place, at(source_at()), bool(add), text)
             groups(block, int(thread))[0].append(one)
             block.launch.begin(one)

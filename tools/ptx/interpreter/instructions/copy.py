@@ -69,7 +69,7 @@ def copy(block, instruction, pc, cache):
     valid = block.source(rest[0], "u32") if rest else np.uint32(size)
 
     def run(mask):
-        threads, warps = np.flatnonzero(block.mask), block.warp_of[block.mask]
+        threads = np.flatnonzero(block.mask)
         to_at, from_at = to_address()[block.mask], source_address()[block.mask]
         sizes = block.per_thread(valid)[block.mask].astype(np.int64)
         if (sizes > size).any():
@@ -83,11 +83,10 @@ def copy(block, instruction, pc, cache):
                 inside = where - np.uint64(region.base) + np.uint64(n) <= np.uint64(region.size)
                 if not inside.all():
                     raise PtxError(f"{region.name}: {n} bytes beyond its end: {text}")
-                here = warps[some] if which is None else warps[some][which]
+                here = threads[some] if which is None else threads[some][which]
                 touch(region, block, where, here, int(n), text, write=False)
-        at = granules(to_at, 0, size)
-        block.shared.shadow.write(at, block, warps[:, None], text)
-        block.shared.shadow.mark_in_flight(at)
+        touch(block.shared, block, to_at, threads, size, text, write=True)
+        block.shared.shadow.mark_in_flight(granules(to_at, 0, size))
         one = Copy(block, threads, to_at, from_at, sizes, size, text)
         queue(block).open.append(one)
         block.launch.begin(one)

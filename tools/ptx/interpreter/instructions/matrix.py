@@ -76,8 +76,8 @@ def matrix_rows(block, address, count: int, text: str, write: bool):
     lanes = np.arange(8 * count)
     addresses = address().reshape(-1, WARP)[active][:, lanes].reshape(-1)
     first = block.shared.places(addresses, 16, 2, text)
-    warps = np.repeat(np.flatnonzero(active), 8 * count)
-    touch(block.shared, block, addresses, warps, 16, text, write=write)
+    threads = block.thread.reshape(-1, WARP)[active][:, lanes].reshape(-1)
+    touch(block.shared, block, addresses, threads, 16, text, write=write)
     return active, (first[:, None] + np.arange(8)).reshape(-1, count, 8, 8)
 
 

@@ -44,10 +44,16 @@ def resolve(block, space: str | None, addresses: np.ndarray, text: str):
     return [(region, addresses if which is None else addresses[which], which) for region, which in parts]
 
 
-def touch(region, block, addresses, warps, total: int, text: str, *, write: bool, kind: int = PLAIN) -> None:
-    """Notes an access in the region's shadow, which checks its order."""
+def touch(region, block, addresses, threads, total: int, text: str, *, write: bool, kind: int = PLAIN) -> None:
+    """Notes accesses of threads in the region's shadow, which checks their order, and in the traffic if it is counted."""
     if region.shadow is None:
         return
+    warps = block.warp_of[threads]
+    if (traffic := block.launch.device.traffic) and kind == PLAIN:  # others are few, or counters
+        if region is block.shared:
+            traffic.shared(block, addresses, threads, total, text)
+        else:
+            traffic.device(block, "stores" if write else "loads", addresses, warps, total, text)
     at = granules(addresses, region.base, total)
     if write:
         region.shadow.write(at, block, warps[:, None], text, kind)
@@ -71,17 +77,17 @@ def ld(block, instruction, pc, order, scope, space, vector, kind):
     def run(mask):
         all_addresses = address()
         active = all_addresses if mask is True else all_addresses[mask]
-        warps = block.warp_of if mask is True else block.warp_of[mask]
+        threads = block.thread if mask is True else block.thread[mask]
         values = [np.empty(len(active), kind_of) for _ in items]
         for region, where, which in resolve(block, space, active, text):
             first = region.places(where, total, size, text)
-            here = warps if which is None else warps[which]
+            here = threads if which is None else threads[which]
             touch(region, block, where, here, total, text, write=False, kind=STRONG if strong else PLAIN)
             data = region.elements[size]
             for i, value in enumerate(values):
                 value[slice(None) if which is None else which] = data[first + i].view(kind_of)
             if strong:
-                acquire(block, order, region, where, here)
+                acquire(block, order, region, where, block.warp_of[here])
         for value, write in zip(values, writes, strict=True):
             if mask is not True:
                 spread = np.zeros(block.size, kind_of)
@@ -119,10 +125,10 @@ def st(block, instruction, pc, order, scope, space, vector, kind):
     def run(mask):
         all_addresses = address()
         active = all_addresses if mask is True else all_addresses[mask]
-        warps = block.warp_of if mask is True else block.warp_of[mask]
+        threads = block.thread if mask is True else block.thread[mask]
         for region, where, which in resolve(block, space, active, text):
             first = region.places(where, total, size, text)
-            here = warps if which is None else warps[which]
+            here = threads if which is None else threads[which]
             touch(region, block, where, here, total, text, write=True, kind=STRONG if strong else PLAIN)
             for i, source in enumerate(sources):
                 value = source
@@ -131,7 +137,7 @@ def st(block, instruction, pc, order, scope, space, vector, kind):
                     value = value if which is None else value[which]
                 region.elements[size][first + i] = value
             if strong:
-                release(block, order, region, where, here)
+                release(block, order, region, where, block.warp_of[here])
 
     return run
 
