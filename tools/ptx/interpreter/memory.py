@@ -72,7 +72,8 @@ class GlobalMemory:
         self.last: Region | None = None
 
     def set_buffers(self, buffers: list[tuple[int, int]]) -> None:
-        kept = {base: r for base, r in self.regions.items() if (base, r.size) in set(buffers)}
+        given = set(buffers)
+        kept = {base: r for base, r in self.regions.items() if (base, r.size) in given}
         for base, size in buffers:
             if base not in kept and size:
                 data = np.ctypeslib.as_array((ctypes.c_uint8 * (-(-size // 8) * 8)).from_address(base))

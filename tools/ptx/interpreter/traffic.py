@@ -4,11 +4,14 @@ Only schedule 0 keeps the lanes of a warp together; under another one the parts 
 """
 
 import contextlib
+import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from .text import Address, Instruction
 from .types import WARP
 
 WORD, BANKS = 4, 32
@@ -37,41 +40,59 @@ class Count:
             setattr(self, name, getattr(self, name) + value)
 
 
+def merged(code: list[Instruction]) -> dict[str, int]:
+    """Bytes of the vectors that ptxas makes of neighbours in the text, by the text of the first; 0 for the others."""
+    found: dict[str, int] = {}
+    for key, run in itertools.groupby(code, _kind):
+        left = [(i.text, next(o.offset for o in i.operands if isinstance(o, Address))) for i in run] if key else []
+        while left:
+            size, first = key[-1], left[0][1]
+            count = next(
+                n
+                for n in (16 // size, 8 // size, 1)
+                if n <= 1
+                or (first % (n * size) == 0 and [at for _, at in left[:n]] == [*range(first, first + n * size, size)])
+            )
+            vector, left = left[: count or 1], left[count or 1 :]
+            found |= {text: 0 for text, _ in vector} | {vector[0][0]: len(vector) * size}
+    return found
+
+
+def _kind(instruction: Instruction) -> tuple | None:
+    """What the parts of a vector have in common: opcode, guard, base of the address, bytes."""
+    form = re.fullmatch(r"(?:ld|st)\.(?!param)[\w.:]*?(?:\.v(\d))?\.[a-z]+(\d+)", instruction.op)
+    address = next((o for o in instruction.operands if isinstance(o, Address)), None)
+    if form is None or address is None:
+        return None
+    return instruction.op, instruction.guard, address.base, int(form[1] or 1) * int(form[2]) // 8
+
+
 class Traffic:
     """Counts by kernel, kind and the instruction's text."""
 
     def __init__(self):
         self.counts: dict[tuple[str, str, str], Count] = {}
+        self._merged: dict[str, dict[str, int]] = {}
 
-    def note(self, block, kind: str, text: str, count: Count) -> None:
-        self.counts.setdefault((block.kernel.name, kind, text), Count()).add(count)
-
-    def shared(self, block, addresses, threads, total: int, text: str) -> None:
-        """Accesses of threads to `total` bytes each. A warp's 8-byte accesses take two turns, its 16-byte accesses four, and so does
-        ldmatrix for four matrices (CUDA C++ Programming Guide, "Shared Memory")."""
-        turn = threads.astype(np.int64) // min(WARP, BANKS * WORD // total)
-        words = addresses[:, None] // WORD + np.arange(max(1, total // WORD), dtype=np.uint64)
-        once = np.unique(
-            np.stack([np.broadcast_to(turn[:, None], words.shape), words.astype(np.int64)], -1).reshape(-1, 2), axis=0
-        )
-        turns, turn = np.unique(once[:, 0], return_inverse=True)
-        of_bank = np.zeros((len(turns), BANKS), np.int64)
-        np.add.at(of_bank, (turn, once[:, 1] % BANKS), 1)
-        wavefronts = int(of_bank.max(1).sum())
-        accesses = len(np.unique(threads // WARP))
-        self.note(block, "shared", text, Count(accesses, wavefronts=wavefronts, conflicts=wavefronts - len(turns)))
-
-    def device(self, block, kind: str, addresses, group, total: int, text: str) -> None:
-        """Accesses to `total` bytes of global memory each. Those of a group, a warp or a row of a box, meet in sectors and lines."""
-        bytes_of = lambda unit: len(np.unique(np.stack([group, addresses.astype(np.int64) // unit]), axis=1).T)  # noqa: E731
-        count = Count(len(np.unique(group)), total * bytes_of(total), bytes_of(SECTOR), bytes_of(LINE))
-        self.note(block, kind, text, count)
+    def access(self, block, kind: str, addresses, threads, total: int, text: str) -> None:
+        """Notes accesses of threads to `total` bytes each."""
+        kernel = block.kernel
+        if kernel.name not in self._merged:
+            self._merged[kernel.name] = merged(kernel.code)
+        total = self._merged[kernel.name].get(text, total)
+        if total and kind == "shared":
+            self._note(block, kind, text, _in_shared(addresses, threads, total))
+        elif total:
+            self._note(block, kind, text, _in_global(addresses, threads // WARP, total))
 
     def box(self, block, kind: str, map_, coordinates, text: str) -> None:
+        """Notes a box of TMA, whose rows do not share sectors."""
         offsets, inside = map_.global_places(coordinates)
         rows = np.arange(offsets.size) // map_.box[0]
-        if inside.any():
-            self.device(block, kind, map_.base + offsets[inside], rows[inside], map_.element, text)
+        self._note(block, kind, text, _in_global(map_.base + offsets[inside], rows[inside], map_.element))
+
+    def _note(self, block, kind: str, text: str, count: Count) -> None:
+        self.counts.setdefault((block.kernel.name, kind, text), Count()).add(count)
 
     def of(self, kernel: str, kind: str, op: str = "") -> Count:
         """The sum over the instructions of kernels whose names have that text, whose texts have `op`."""
@@ -80,6 +101,26 @@ class Traffic:
             if kernel in name and kind == of_kind and op in text:
                 total.add(count)
         return total
+
+
+def _in_shared(addresses, threads, total: int) -> Count:
+    """A warp's 8-byte accesses take two turns, its 16-byte accesses four, as ldmatrix does for four matrices (CUDA C++ Programming Guide,
+    "Shared Memory"). In a turn, each wavefront takes one word of every bank."""
+    turn = (threads // min(WARP, BANKS * WORD // total)).astype(np.int64)
+    words = (addresses[:, None] // WORD + np.arange(max(1, total // WORD), dtype=np.uint64)).astype(np.int64)
+    once = np.unique(turn[:, None] << 32 | words)
+    turns, turn = np.unique(once >> 32, return_inverse=True)
+    of_bank = np.zeros((len(turns), BANKS), np.int64)
+    np.add.at(of_bank, (turn, once % BANKS), 1)
+    wavefronts = int(of_bank.max(1).sum())
+    return Count(len(np.unique(threads // WARP)), wavefronts=wavefronts, conflicts=wavefronts - len(turns))
+
+
+def _in_global(addresses, group, size: int) -> Count:
+    """Accesses of one group, a warp or a row of a box, meet in sectors and lines."""
+    at, group = addresses.astype(np.int64), group.astype(np.int64) << 48
+    parts = {unit: len(np.unique(group | at // unit)) for unit in (size, SECTOR, LINE)}
+    return Count(len(np.unique(group)), size * parts[size], parts[SECTOR], parts[LINE])
 
 
 @contextlib.contextmanager

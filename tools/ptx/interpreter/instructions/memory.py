@@ -50,10 +50,8 @@ def touch(region, block, addresses, threads, total: int, text: str, *, write: bo
         return
     warps = block.warp_of[threads]
     if (traffic := block.launch.device.traffic) and kind == PLAIN:  # others are few, or counters
-        if region is block.shared:
-            traffic.shared(block, addresses, threads, total, text)
-        else:
-            traffic.device(block, "stores" if write else "loads", addresses, warps, total, text)
+        place = "shared" if region is block.shared else "stores" if write else "loads"
+        traffic.access(block, place, addresses, threads, total, text)
     at = granules(addresses, region.base, total)
     if write:
         region.shadow.write(at, block, warps[:, None], text, kind)
