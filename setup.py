@@ -428,7 +428,8 @@ def index_page(text: str, repository: str) -> str:
 def links(repository: str) -> dict[str, str]:
     """The links of the package's page on an index, for the address of the repository; none if nobody says it."""
     at = repository.rstrip("/")
-    return {"Source": at, "Issues": f"{at}/issues", "Changelog": f"{at}/blob/main/CHANGELOG.md"} if at else {}
+    pages = {"Source": "", "Issues": "/issues", "Security": "/security", "Changelog": "/blob/main/CHANGELOG.md"}
+    return {name: at + page for name, page in pages.items()} if at else {}
 
 
 REPOSITORY = os.environ.get("AMP_KERNELS_REPOSITORY", "")

@@ -13,7 +13,7 @@ from mkdocs.structure.files import File
 
 _ROOT = Path(__file__).parent.parent
 _PICTURES = "bench/results"
-_PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+_PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md", "security.md": "SECURITY.md"}
 _ROLE = re.compile(r":(?:class|func|meth|mod):`([^`]+)`")
 _PUBLIC = ("amp_kernels", "amp_kernels.nn", "amp_kernels.optim", "amp_kernels.amp")
 
@@ -25,7 +25,12 @@ def on_files(files, config):
         name = picture.relative_to(_ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(picture)))
     for page, source in _PAGES.items():
-        text = (_ROOT / source).read_text().replace("](docs/", "](")
+        text = (_ROOT / source).read_text().replace("](docs/", "](").replace("](SECURITY.md)", "](security.md)")
+        for place in ("issues", "security") if config.repo_url else ():
+            text = text.replace(
+                f"the repository's {place} page",
+                f"[the repository's {place} page]({config.repo_url.rstrip('/')}/{place})",
+            )
         files.append(File.generated(config, page, content=text))
     return files
 

@@ -150,7 +150,8 @@ def test_links_need_an_address(tmp_path):
         environment = {"PATH": "/usr/bin:/bin", "AMP_KERNELS_REPOSITORY": address}
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True, env=environment)
         info = (tmp_path / "amp_kernels.egg-info" / "PKG-INFO").read_text()
-        assert ("Project-URL: Source, https://example.org/owner/amp_kernels\n" in info) == expected
+        for name, page in (("Source", ""), ("Issues", "/issues"), ("Security", "/security")):
+            assert (f"Project-URL: {name}, https://example.org/owner/amp_kernels{page}\n" in info) == expected
 
 
 def test_modules_of_a_torch_serve_its_other_builds_and_a_library_of_a_cuda_no_other_major(monkeypatch):

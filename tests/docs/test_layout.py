@@ -2,6 +2,7 @@
 
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -59,7 +60,8 @@ def site(tmp_path_factory):
     if BROWSER is None:
         pytest.skip("there is no Chromium; Debian's package is chromium")
     folder = tmp_path_factory.mktemp("site")
-    run([MKDOCS, "build", "--quiet", "--site-dir", folder], cwd=ROOT)
+    environment = os.environ | {"AMP_KERNELS_REPOSITORY": "https://example.org/owner/name/"}
+    run([MKDOCS, "build", "--quiet", "--site-dir", folder], cwd=ROOT, env=environment)
     return folder
 
 
@@ -96,3 +98,9 @@ def test_nothing_is_cut_but_a_long_line_and_a_wide_table(site):
     planted = {(width, kind) for page, width, kind, *_ in found if page == "wide.html"}
     assert {(width, kind) for width in WIDTHS for kind in ("code", "table")} <= planted
     assert not [cut for cut in found if cut[0] != "wide.html"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "place"), [("contributing", "issues"), ("security", "security")])
+def test_a_reporter_finds_the_way_by_the_setting_of_the_repository(site, page, place):
+    assert f'href="https://example.org/owner/name/{place}"' in (site / f"{page}.html").read_text()
