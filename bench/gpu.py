@@ -77,12 +77,13 @@ def parts() -> list[Part]:
     """In the order of what a minute of them tells. bf16 stands for both 16-bit formats in the products, and the whole step for
     adamw_, which is most of it."""
     products = ("gemm", "linear", "mlp")
-    rest = tuple(name for name in OPS if name not in (*products, "step", "adamw"))
+    rest = tuple(name for name in OPS if name not in (*products, "step", "adamw", "adapters"))
     return [
         Part("tests", TEST_SECONDS, tests),
         Part("training", TRAINING_SECONDS, training),
         benchmark("products", products, 150, ("--dtype", "bf16")),  # measured: 116
         benchmark("step", ("step",), 130),  # measured: 107
+        benchmark("adapters", ("adapters",), 120),  # an estimate: 12 cases, whose time is the host's
         benchmark("ops", rest, 440),  # an estimate: 120 cases, of which 20 took 75 s
         Part("peers", PEER_SECONDS, other_libraries),
         Part("tiles", TILE_SECONDS, tiles),
