@@ -137,7 +137,8 @@ class StepPlan:
                     of_groups = self.units.of_groups(groups)
                     rows = zip(grads, batch.layout[:, 3].tolist(), strict=True)
                     grads = [grad for grad, group in rows if of_groups[group] in request.units]
-                torch._foreach_zero_(grads)
+                if grads:  # units that were asked for may have none
+                    torch._foreach_zero_(grads)
         return answer
 
     def _settle(self) -> bool:
