@@ -67,6 +67,10 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
     state_dtype = OptionAttribute[torch.dtype | str]()
     independent_groups = OptionAttribute[bool]()
     max_grad_norm = OptionAttribute[float | None]()
+    spike_zscore = OptionAttribute[float | None]()
+    spike_decay = OptionAttribute[float]()
+    spike_warmup = OptionAttribute[int]()
+    spike_action = OptionAttribute[str]()
     skip_nonfinite = OptionAttribute[bool]()
     ema_decay = OptionAttribute[float | None]()
     unscale_grads = OptionAttribute[bool]()
@@ -133,7 +137,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
             seed = self._checks.common("seed", self.param_groups)
             self._checks.check_params(group)
             if self._plan.units is not None:
-                self._plan.units.of_groups(self.param_groups)
+                self._plan.units.read(self.param_groups)
             self._options.seed = seed
             group["fused"] = True
         except BaseException:
@@ -210,11 +214,11 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
     def _asked(self, units: Iterable[str | int] | None) -> frozenset[int] | None:
         if units is None:
             return None
-        if self._plan.units is None:
+        if not self.independent_groups:
             raise ValueError(
                 f"{type(self).__name__}: units is {units!r} and independent_groups is False; accepted: units with independent_groups=True"
             )
-        self._plan.units.of_groups(self.param_groups)
+        self._plan.units.read(self.param_groups)
         return self._plan.units.asked(units)
 
     @property
@@ -222,11 +226,11 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
         """The last step, unit by unit; see :class:`GroupResults`. No host sync.
 
         Raises:
-            RuntimeError: before the first step, or without ``independent_groups=True``.
+            RuntimeError: before the first step, or with neither ``independent_groups=True`` nor ``spike_zscore``.
         """
         if self._plan.units is None:
             raise RuntimeError(
-                f"{type(self).__name__}: independent_groups is False; accepted: True, to read group_results"
+                f"{type(self).__name__}: independent_groups is False and spike_zscore is None; accepted: one of them, to read group_results"
             )
         return self._plan.units.results()
 
@@ -237,7 +241,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
             ValueError: a scaler gives a ``max_norm`` and the optimizer has a ``max_grad_norm``.
         """
         own, check = self._options.max_grad_norm, self._options.skip_nonfinite
-        if self._plan.units is not None:
+        if self.independent_groups:
             limits = [group["max_grad_norm"] for group in self.param_groups if group["max_grad_norm"] is not None]
             own, check = limits[0] if limits else None, False  # each unit has its own
         if max_norm is not None and own is not None:
@@ -247,7 +251,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
         found_inf = getattr(self, "found_inf", None)
         if not isinstance(found_inf, Tensor):
             found_inf = None  # torch's scaler leaves the int 0 if there are no gradients
-        norm = own if max_norm is None and self._plan.units is None else max_norm
+        norm = own if max_norm is None and not self.independent_groups else max_norm
         return StepRequest(getattr(self, "grad_scale", None), found_inf, check, norm)
 
     def _step_on_request(self, request: StepRequest, step: Callable[[], Any]) -> tuple[Any, StepAnswer]:
@@ -301,13 +305,84 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
         self._store.adopt_writes()
 
         def export(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> None:
-            optimizer._codec.export(optimizer.param_groups, state_dict, join, keep_codes)
+            optimizer._codec.export(optimizer.param_groups, state_dict, self._statistics(), join, keep_codes)
 
         handle = self.register_state_dict_post_hook(export, prepend=True)
         try:
             return super().state_dict()
         finally:
             handle.remove()
+
+    def _statistics(self) -> list[Tensor]:
+        """Of each group's unit, if norms are judged by units."""
+        units = self._plan.units
+        if units is None:
+            return []
+        units.read(self.param_groups)
+        return [units.statistics_of(unit) for unit in units.of_groups]
+
+    def _unit(self, unit: str | int) -> tuple[int, list[dict[str, Any]]]:
+        """The number of a unit, and its groups."""
+        (number,) = self._asked([unit])
+        of_groups = self._plan.units.of_groups
+        return number, [group for group, own in zip(self.param_groups, of_groups, strict=True) if own == number]
+
+    def unit_state_dict(self, unit: str | int) -> dict[str, Any]:
+        """The state of one unit, in the form of :meth:`state_dict` of an optimizer that has the unit's groups alone: such an optimizer
+        loads it, and so does :meth:`load_unit_state_dict`, of any unit with groups of these sizes. Tensors are views.
+
+        Args:
+            unit: ``unit`` of its groups, or a group's index.
+
+        Raises:
+            ValueError: there is no such unit, or ``independent_groups`` is off.
+        """
+        number, groups = self._unit(unit)
+        self._store.adopt_writes()
+        return self._codec.exported_unit(groups, self.state, self._plan.units.statistics_of(number))
+
+    def load_unit_state_dict(self, unit: str | int, state_dict: dict[str, Any]) -> None:
+        """Load what :meth:`unit_state_dict`, or :meth:`state_dict` of an optimizer of the unit's own, has returned. Other units keep
+        theirs, and this one its name and its parameters. As in :meth:`load_state_dict`, masters that are loaded hold, and masters
+        that are not start at the parameters.
+
+        Raises:
+            ValueError: as :meth:`unit_state_dict`; or groups, shapes or keys do not fit. Nothing has been changed then.
+            TypeError: as :meth:`load_state_dict`.
+        """
+        check_mapping(type(self).__name__, "state_dict", state_dict, "the state_dict of a unit")
+        number, groups = self._unit(unit)
+        new, loaded = self._codec.read_unit(groups, state_dict, self.defaults)
+        old = [dict(group) for group in groups]
+        try:
+            for group, values in zip(groups, new, strict=True):
+                group.update(values)
+            self._plan.units.read(self.param_groups)
+            self._checks.common("seed", self.param_groups)
+            self._replace_state(groups, {param: values for _, param, values in loaded.entries})
+        except BaseException:
+            for group, values in zip(groups, old, strict=True):
+                group.clear()
+                group.update(values)
+            raise
+        self._plan.units.load_statistics({number: loaded.statistics[0]})
+
+    def reset_unit(self, unit: str | int) -> None:
+        """Forget the state of one unit: moments, averages, counts and statistics are those of a new optimizer over the parameters as
+        they are now, which later writes change as ever. The keys of its groups stay.
+
+        Raises:
+            ValueError: as :meth:`unit_state_dict`.
+        """
+        number, groups = self._unit(unit)
+        self._replace_state(groups, {})
+        self._plan.units.load_statistics({number: None})
+
+    def _replace_state(self, groups: list[dict[str, Any]], found: dict[Tensor, dict[str, Any]]) -> None:
+        """Give the parameters of some groups these states, and new ones to those that have another."""
+        params = [(group, param) for group in groups for param in group["params"]]
+        entries = [(group, p, found.get(p, {})) for group, p in params if p in found or id(p) in self._store.places]
+        self._store.commit(self._store.pack(entries, load=bool(found)), self.state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, and reads the checkpoints of torch, fused or not, of Apex, and of the 8-bit optimizers of bitsandbytes and
@@ -340,7 +415,11 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
             )
         self._store.adopt_writes()
         state = super().__getstate__()
-        return {**state, "state": self._codec.copied(self.state), "options": dict(vars(self._options))}
+        groups = list(map(dict, self.param_groups))
+        for group, values in zip(groups, self._statistics(), strict=False):
+            group["statistics"] = values.clone()
+        copied, options = self._codec.copied(self.state), dict(vars(self._options))
+        return {**state, "param_groups": groups, "state": copied, "options": options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also the last step of load_state_dict: ``state`` then holds new states and groups only."""
@@ -362,6 +441,9 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
             self._store.commit(packed, shown)
             self._compiled_handle = CompiledHandle(self, self.param_groups)
             self._options.max_grad_norm, self._options.seed = loaded.max_grad_norm, loaded.seed
+            if self._plan.units is not None:
+                self._plan.units.read(groups)
+                self._plan.units.load_statistics(dict(zip(self._plan.units.of_groups, loaded.statistics, strict=True)))
             for group in groups:
                 group["fused"], group["foreach"] = True, None
         except BaseException:  # an interrupt, too

@@ -11,6 +11,8 @@ from torch.distributed import ProcessGroup
 
 from .._checks import lists
 from .._checks.types import type_name
+from .._raw._split_master import join_master
+from .._raw.judge_units import STATISTICS
 from .._updates.op import RULES
 from ._algorithm import Algorithm
 from ._foreign import translated
@@ -19,6 +21,7 @@ from ._state import unpacked_name
 from ._store import Entry, Join, StateStore
 
 #: Values of group keys that old and foreign checkpoints lack.
+_STATISTICS = "statistics"  # the key of a saved group with those of its unit
 _ABSENT = {"maximize": False, "capturable": False, "differentiable": False}
 
 
@@ -42,6 +45,7 @@ class Loaded(NamedTuple):
     others: dict[Any, Any]  # entries of `optimizer.state` that belong to no parameter
     max_grad_norm: float | None
     seed: int
+    statistics: list[Tensor | None]  # of each group's unit
 
 
 class CheckpointCodec:
@@ -52,8 +56,15 @@ class CheckpointCodec:
 
     # ---- to a checkpoint ----
 
-    def export(self, groups: list[dict[str, Any]], state_dict: dict[str, Any], join: Join, keep_codes: bool) -> None:
-        """Convert a state_dict, in which numbers stand for the parameters of ``groups``."""
+    def export(
+        self,
+        groups: list[dict[str, Any]],
+        state_dict: dict[str, Any],
+        statistics: list[Tensor],
+        join: Join = join_master,
+        keep_codes: bool = False,
+    ) -> None:
+        """Convert a state_dict, in which numbers stand for the parameters of ``groups``. ``statistics``: of each group's unit, or none."""
         state, params = state_dict["state"], [param for group in groups for param in group["params"]]
         for key, values in state.items():
             if isinstance(key, int) and key < len(params):
@@ -61,7 +72,40 @@ class CheckpointCodec:
         saved = [without_process_groups(group) for group in state_dict["param_groups"]]
         for group in saved if not self._store.draws() else ():
             group.pop("seed", None)
+        for group, values in zip(saved, statistics, strict=bool(statistics)):
+            group[_STATISTICS] = values
         state_dict["param_groups"] = saved
+
+    def exported_unit(self, groups: list[dict[str, Any]], state: dict[Any, Any], statistics: Tensor) -> dict[str, Any]:
+        """The state_dict of an optimizer that has these groups alone."""
+        number = {param: i for i, param in enumerate(param for group in groups for param in group["params"])}
+        numbered = [{**group, "params": [number[param] for param in group["params"]]} for group in groups]
+        for group in numbered:
+            group.pop("unit", None)
+        found = {"state": {i: state[param] for param, i in number.items() if param in state}, "param_groups": numbered}
+        self.export(groups, found, [statistics] * len(groups))
+        return found
+
+    def read_unit(
+        self, groups: list[dict[str, Any]], state_dict: dict[str, Any], defaults: dict[str, Any]
+    ) -> tuple[list[dict[str, Any]], Loaded]:
+        """New groups in place of ``groups``, with their parameters and process groups, and what was loaded for them."""
+        saved = self.shield(None, state_dict)
+        sizes, own = ([len(group["params"]) for group in each] for each in (saved["param_groups"], groups))
+        if sizes != own:
+            raise ValueError(f"{self._name}: state_dict has groups of {sizes} parameters, and the unit of {own}")
+        new = []
+        for group, loaded in zip(groups, saved["param_groups"], strict=True):
+            kept = {
+                key: value
+                for key, value in group.items()
+                if key in ("params", "param_names", "unit") or isinstance(value, ProcessGroup)
+            }
+            new.append({**loaded, **kept})
+        numbers = [number for group in saved["param_groups"] for number in group["params"]]
+        params = [param for group in groups for param in group["params"]]
+        found = zip(numbers, params, strict=True)
+        return new, self.read(new, {p: saved["state"][i] for i, p in found if i in saved["state"]}, defaults)
 
     def copied(self, state: dict[Any, Any]) -> dict[Any, Any]:
         """A copy of ``optimizer.state`` for a pickle. Views would each be pickled with the whole buffer."""
@@ -86,6 +130,7 @@ class CheckpointCodec:
     def read(self, groups: list[dict[str, Any]], state: dict[Any, Any], defaults: dict[str, Any]) -> Loaded:
         """Complete and check loaded groups, in place, and what was loaded for their parameters."""
         max_grad_norm = self._read_max_grad_norm(groups)
+        statistics = [self._read_statistics(group) for group in groups]
         for group in groups:
             for key, value in {**_ABSENT, **self._algorithm.absent}.items():
                 if key in defaults:
@@ -109,7 +154,16 @@ class CheckpointCodec:
                     self._checks.check_param(group, position)
         entries = [(group, param, loaded[param]) for group in groups for param in group["params"] if loaded.get(param)]
         others = {key: value for key, value in loaded.items() if key not in owned}
-        return Loaded(entries, others, max_grad_norm, seed)
+        return Loaded(entries, others, max_grad_norm, seed, statistics)
+
+    def _read_statistics(self, group: dict[str, Any]) -> Tensor | None:
+        """Take those of a unit out of a loaded group."""
+        values = group.pop(_STATISTICS, None)
+        if values is not None and not (isinstance(values, Tensor) and values.shape == (len(STATISTICS),)):
+            raise ValueError(
+                f"{self._name}: the loaded statistics of a group are {values!r}; accepted: a tensor of {len(STATISTICS)} elements"
+            )
+        return values
 
     def _read_max_grad_norm(self, groups: list[dict[str, Any]]) -> float | None:
         """Apex keeps this option in its groups, where 0 stands for no clipping."""

@@ -31,6 +31,7 @@ from ._options import (
     Options,
     check_betas,
     check_group_options,
+    check_unit_options,
     misspelt,
     rounds_stochastically,
 )
@@ -102,10 +103,10 @@ class GroupChecks:
                 "with independent_groups=True"
             )
         if options.independent_groups:
-            group.setdefault("max_grad_norm", options.max_grad_norm)
-            group["skip_nonfinite"] = bool(group.get("skip_nonfinite", options.skip_nonfinite))
-            if group["max_grad_norm"] is not None:
-                lists.check_number(self._name, "max_grad_norm", group["max_grad_norm"], 0.0)
+            for key in UNIT_KEYS:
+                group.setdefault(key, getattr(options, key))
+            group["skip_nonfinite"] = bool(group["skip_nonfinite"])
+            check_unit_options(self._name, group)
 
     def release_shard_group(self, group: dict[str, Any]) -> None:
         """Set the optimizer's own process group, which ZeroRedundancyOptimizer copies into the groups, to None: its state_dict has all

@@ -14,7 +14,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import chain, repeat
+from itertools import chain, compress, repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -163,11 +163,16 @@ def _placements(tensors: Iterable[Tensor]) -> list:
 
 
 class TensorTable:
-    """The parameters of a batch as the compiled ops take them: a row of :class:`Column` for each. Needs the module ``_nodes``."""
+    """The parameters of a batch as the compiled ops take them: a row of :class:`Column` for each. Needs the module ``_nodes``.
 
-    def __init__(self, batch: DeviceBatch, grads: list[Tensor]):
+    A gradient may be ``None`` where ``units`` says to which unit each row belongs. Rows without one, or of units that are not
+    asked for, have no elements, for as long.
+    """
+
+    def __init__(self, batch: DeviceBatch, grads: list[Tensor | None], units: list[int] | None = None):
         self._params, self._pieces = batch.params, batch.pieces
         rows = []
+        grads = [piece if grad is None else grad for piece, grad in zip(batch.pieces, grads, strict=True)]
         for piece, grad, place in zip(batch.pieces, grads, batch.layout.tolist(), strict=True):
             dtypes = TABLE_DTYPES[piece.dtype], TABLE_DTYPES[grad.dtype]
             rows += [piece.data_ptr(), grad.data_ptr(), piece.numel(), *dtypes, *place, *(1, 1, *piece.shape)[-2:]]
@@ -181,16 +186,30 @@ class TensorTable:
         self._placed = _placements(map(_grad, batch.params))
         buffers = chain.from_iterable(block.tensors() for block in batch.blocks)
         self._written = [tensor for tensor in chain(batch.pieces, batch.sharded, buffers) if not tensor.is_inference()]
+        self._units, self._mask = units, ()
 
-    def refresh(self) -> bool:
+    def refresh(self, asked: frozenset[int] | None = None) -> bool:
         """Write the current addresses of the gradients into the table; ``False`` if anything else has changed."""
-        grads = None
+        grads, mask = None, ()
+        if self._units is not None:
+            every = b"\1" * len(self._units)
+            self._mask = bytearray(every if asked is None else map(asked.__contains__, self._units))
+            mask = (self._mask,)
         if not self._plain:
             grads = list(map(_grad, self._params))
             if self._sharded and not self._placed_as_before(grads):
                 return False
             grads = list(map(local, grads)) if self._sharded else grads
-        return self._walk.refresh_addresses(self._known, self._pieces, grads, self._words, Column.GRAD, len(Column))
+        column = Column.GRAD, len(Column)
+        return self._walk.refresh_addresses(self._known, self._pieces, grads, self._words, *column, *mask)
+
+    def present(self) -> set[int]:
+        """The units that have a gradient, after a refresh that returned ``True``."""
+        return set(compress(self._units, self._mask))
+
+    def is_whole(self, present: set[int]) -> bool:
+        """True if every parameter of these units has one."""
+        return 0 not in self._mask or sum(map(present.__contains__, self._units)) == sum(self._mask)
 
     def _placed_as_before(self, grads: list) -> bool:
         if not all(map(isinstance, grads, map(type, self._params))):
@@ -208,7 +227,11 @@ class TensorTable:
 
     def bump_versions(self) -> None:
         """Tell autograd that an op has written parameters and state, which it cannot see from addresses."""
-        walks.bump_versions(self._written)
+        written = self._written
+        if 0 in self._mask:
+            left = {id(piece) for piece, there in zip(self._pieces, self._mask, strict=True) if not there}
+            written = [tensor for tensor in written if id(tensor) not in left]
+        walks.bump_versions(written)
 
 
 class Launch(NamedTuple):
@@ -230,40 +253,65 @@ class Launch(NamedTuple):
 
 class CachedStep:
     """The launches of a step and its guards: parameters with and without a gradient, the values of ``optimizer.state``, and
-    ``key`` for all else. With ``tables`` the launches get tables instead of lists."""
+    ``key`` for all else. With ``tables`` the launches get tables instead of lists.
+
+    ``units``: of each parameter the number of its unit, for an optimizer with independent groups; ``asked``: those that the step was
+    asked to take. If it is ``masked``, another step may have other units: ``present`` are those that take part.
+    """
+
+    present: frozenset[int] | None = None
 
     def __init__(
         self,
         groups: list[dict],
         state: dict,
         batches: list[DeviceBatch],
-        grads: list[list[Tensor]],
+        grads: list[list[Tensor | None]],
         key: Any,
         tables: bool,
+        units: list[int] | None = None,
+        asked: frozenset[int] | None = None,
+        masked: bool = False,
     ):
         self.key, self.with_tables = key, tables
         self.sizes = [len(group["params"]) for group in groups]
         self.params = [param for group in groups for param in group["params"]]
         self.owners, self.shown = list(state), list(state.values())
-        self.tables = [(batch, TensorTable(batch, found)) for batch, found in zip(batches, grads, strict=True)]
+        self.tables = [
+            (batch, TensorTable(batch, found, [units[number] for number in batch.numbers] if masked else None))
+            for batch, found in zip(batches, grads, strict=True)
+        ]
         active = {id(param) for batch in batches for param in batch.params}
         self.idle = [param for param in self.params if id(param) not in active]
+        self._asked, self._masked = asked, masked
+        self._idle_units = [unit for unit, param in zip(units or (), self.params) if id(param) not in active]
 
-    def lookup(self, groups: list[dict], state: dict, key: Any) -> list[Launch] | None:
+    def lookup(
+        self, groups: list[dict], state: dict, key: Any, asked: frozenset[int] | None = None
+    ) -> list[Launch] | None:
         """The step's launches on a hit, ``None`` on a miss."""
+        if not self._masked and asked != self._asked:
+            return None
         of_groups = list(map(_params_of, groups))
         params = list(chain.from_iterable(of_groups))
         if key != self.key or list(map(len, of_groups)) != self.sizes or not walks.same_objects(params, self.params):
             return None
         if not walks.same_objects(list(state.values()), self.shown) or not walks.same_objects(list(state), self.owners):
             return None
-        if not all(map(operator.is_, map(_grad, self.idle), repeat(None))):
+        idle = self.idle
+        if asked is not None:
+            idle = compress(idle, map(asked.__contains__, self._idle_units))
+        if not all(map(operator.is_, map(_grad, idle), repeat(None))):
             return None
         launches = []
         for batch, table in self.tables:
-            if not table.refresh():
+            if not table.refresh(asked):
                 return None
             launches.append(Launch(batch, [], table) if self.with_tables else Launch(batch, table.grads(), None))
+        if self._masked:
+            self.present = frozenset().union(*(table.present() for _, table in self.tables))
+            if not all(table.is_whole(self.present) for _, table in self.tables):
+                return None
         return launches
 
 

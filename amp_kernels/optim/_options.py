@@ -3,6 +3,7 @@
 import difflib
 import functools
 import inspect
+import math
 import numbers
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -44,10 +45,17 @@ class MixedPrecision(TypedDict, total=False):
         independent_groups: each parameter group, or all groups with the same ``unit`` (a string in the group), is a unit that
             steps as an optimizer of its own, in the launches of one: it has its own norm, clipping, check for non-finite gradients, skip
             and random bits. Groups may then also have a ``max_grad_norm`` and a ``skip_nonfinite``, the same in all groups
-            of a unit. A unit without gradients is not stepped.
+            of a unit, as may the options of spikes. A unit without gradients is not stepped.
         max_grad_norm: clip the total L2 norm of all gradients to this in every step, as
             :func:`torch.nn.utils.clip_grad_norm_` would, without writing them. With it, ``scaler.step(opt, max_norm=...)`` is
             refused.
+        spike_zscore: a gradient norm so many standard deviations above its average is a spike, by ZClip's rule (arXiv 2504.02507;
+            2.5 there); ``None``: none is. The averages are the optimizer's, or each unit's. They count a spike as the border of the
+            band, so that a lasting change of level is flagged for some steps only; norms that are not finite do not count.
+        spike_decay: of the averages of the norm and its variance, in [0, 1).
+        spike_warmup: so many first norms, at least 2, are no spikes and begin the averages.
+        spike_action: ``"clip"`` scales a spike into the band, by the square of ``spike_zscore`` over its score; ``"skip"`` skips the step,
+            which a scaler does not count as an overflow.
         skip_nonfinite: skip, on the device, a step whose gradients are not all finite; for training without a scaler.
         ema_decay: keep an exponential moving average of each weight (Polyak and Juditsky, 1992), float32 whatever the
             parameter's dtype, in the shape of the parameter: ``ema += (1 - ema_decay) * (weight - ema)`` after every
@@ -92,6 +100,10 @@ class MixedPrecision(TypedDict, total=False):
     state_dtype: torch.dtype | Literal["8bit"]
     independent_groups: bool
     max_grad_norm: float | None
+    spike_zscore: float | None
+    spike_decay: float
+    spike_warmup: int
+    spike_action: Literal["clip", "skip"]
     skip_nonfinite: bool
     ema_decay: float | None
     unscale_grads: bool
@@ -106,6 +118,10 @@ DEFAULTS: MixedPrecision = {
     "state_dtype": torch.float32,
     "independent_groups": False,
     "max_grad_norm": None,
+    "spike_zscore": None,
+    "spike_decay": 0.97,
+    "spike_warmup": 25,
+    "spike_action": "clip",
     "skip_nonfinite": False,
     "ema_decay": None,
     "unscale_grads": False,
@@ -114,7 +130,8 @@ DEFAULTS: MixedPrecision = {
     "seed": 0,
 }
 GROUP_OPTIONS = ("ema_decay", "seed", "shard_group")  # live in the groups, where schedulers and checkpoints find them
-UNIT_KEYS = ("max_grad_norm", "skip_nonfinite")  # of groups, if they are independent; the same in all of a unit
+SPIKE_OPTIONS = ("spike_zscore", "spike_decay", "spike_warmup", "spike_action")
+UNIT_KEYS = ("max_grad_norm", "skip_nonfinite", *SPIKE_OPTIONS)  # of independent groups; the same in all of a unit
 _TYPES = MixedPrecision.__annotations__
 _MAY_BE_TEXTS = ("params", "adjust_lr_fn", "ns_coefficients")  # arguments that no number stands for
 _ACCEPTED = {
@@ -235,12 +252,26 @@ def checked_options(optimizer: str, options: MixedPrecision) -> Options:
             f"{optimizer}: shard_group is {group!r}, of type {type_name(group)}; accepted: None, a process group (get_group() of "
             "a device mesh)"
         )
-    if options["max_grad_norm"] is not None:
-        lists.check_number(optimizer, "max_grad_norm", options["max_grad_norm"], 0.0)
+    check_unit_options(optimizer, options)
     check_group_options(optimizer, options)
     for name in ("independent_groups", "skip_nonfinite", "unscale_grads", "zero_grads"):
         options[name] = bool(options[name])
     return Options(**options)
+
+
+def check_unit_options(optimizer: str, options: Mapping[str, Any]) -> None:
+    """Raise if an option of the decision about a norm is not acceptable. ``options`` has all of :data:`UNIT_KEYS`."""
+    if options["max_grad_norm"] is not None:
+        lists.check_number(optimizer, "max_grad_norm", options["max_grad_norm"], 0.0)
+    zscore, decay, warmup, action = (options[name] for name in SPIKE_OPTIONS)
+    if zscore is not None and not (isinstance(zscore, numbers.Real) and 0.0 < zscore < math.inf):
+        raise ValueError(f"{optimizer}: spike_zscore is {zscore!r}; accepted: None, a finite number above 0")
+    if not (isinstance(decay, numbers.Real) and 0.0 <= decay < 1.0):
+        raise ValueError(f"{optimizer}: spike_decay is {decay!r}; accepted: a number from 0 to below 1")
+    if not isinstance(warmup, int) or warmup < 2:
+        raise ValueError(f"{optimizer}: spike_warmup is {warmup!r}; accepted: an integer of at least 2")
+    if action not in ("clip", "skip"):
+        raise ValueError(f"{optimizer}: spike_action is {action!r}; accepted: 'clip', 'skip'")
 
 
 def check_group_options(optimizer: str, options: Mapping[str, Any]) -> None:

@@ -64,10 +64,17 @@ class StepPlan:
         self._latest = LatestAgreement()
         self._warned = False
         self._checks, self.hyper = checks, HyperParameters(algorithm, options, checks)
-        self.units = Units(name) if options.independent_groups else None
+        self._units = Units(name, options)
         self._members = algorithm.members
         self._staged = any(member.op.stage is not None for member in self._members)
+        self._maskable = all(type(member).prepared is Algorithm.prepared for member in self._members)
         self.forget()
+
+    @property
+    def units(self) -> Units | None:
+        """What judges the norms, if it is not one norm for all by fixed limits."""
+        options = self._options
+        return self._units if options.independent_groups or options.spike_zscore is not None else None
 
     def forget(self) -> None:
         """Drop everything that is cached."""
@@ -79,8 +86,7 @@ class StepPlan:
         self._alone: tuple = ()  # what the steps of single parameters share, besides groups and state,
         self._lone: dict[int, LoneStep] = {}  # and these steps
         self.hyper.forget()
-        if self.units is not None:
-            self.units.forget()
+        self._units.forget()
 
     def agreement(self, groups: Groups) -> Agreement:
         """The ranks to agree with on norms and skips."""
@@ -94,7 +100,9 @@ class StepPlan:
         """Take a step. Nothing has been changed if it raises."""
         options = self._options
         packed = self.hyper.packed(groups)
-        launches = self.launches(groups, state, packed)
+        launches = self.launches(groups, state, packed, request.units)
+        if self.cached is not None and self.cached.present is not None:
+            request = request._replace(units=self.cached.present)
         self._store.marks.clear()
         if not (launches or self._agreement or self._warned):
             self._warned = True
@@ -134,9 +142,8 @@ class StepPlan:
                 batch, _, table = launch
                 grads = table.grads() if table is not None else [local(param.grad) for param in batch.params]
                 if request.units is not None:
-                    of_groups = self.units.of_groups(groups)
                     rows = zip(grads, batch.layout[:, 3].tolist(), strict=True)
-                    grads = [grad for grad, group in rows if of_groups[group] in request.units]
+                    grads = [grad for grad, group in rows if self.units.of_groups[group] in request.units]
                 if grads:  # units that were asked for may have none
                     torch._foreach_zero_(grads)
         return answer
@@ -180,37 +187,88 @@ class StepPlan:
 
     # ---- collection ----
 
-    def launches(self, groups: Groups, state: dict, packed: PackedGroups) -> list[Launch]:
-        """The launches of a step: every parameter that has a gradient, with its state, by device. ``packed``: the groups' numbers."""
+    def launches(
+        self, groups: Groups, state: dict, packed: PackedGroups, asked: frozenset[int] | None = None
+    ) -> list[Launch]:
+        """The launches of a step: every parameter that has a gradient, with its state, by device. ``packed``: the groups' numbers;
+        ``asked``: of independent groups the units to step, ``None``: all."""
+        if self.units is not None:
+            self.units.read(groups)
         backend = torch._C._len_torch_dispatch_stack() == 0 and policy.requested_backend()
         if self.cached is not None:
-            launches = self.cached.lookup(groups, state, self._key(groups, packed, backend))
+            launches = self.cached.lookup(groups, state, self._key(groups, packed, backend), asked)
             if launches is not None:
                 return launches
             self.cached = None
-        return self._collect(groups, state, packed, backend)
+        return self._collect(groups, state, packed, backend, asked)
 
-    def _collect(self, groups: Groups, state: dict, packed: PackedGroups, backend: Any) -> list[Launch]:
+    def _collect(
+        self, groups: Groups, state: dict, packed: PackedGroups, backend: Any, asked: frozenset[int] | None
+    ) -> list[Launch]:
         """The launches without a cached step. Caches a step whose parameters were there in the last one already, so that a
         new one in each step costs no more than it must."""
         self._store.outgrow()
         self.agreement(groups)
-        active = self._find_active(groups, state, _members(groups))
+        members = _members(groups)
+        if asked is not None:
+            members = (member for member in members if self.units.of_groups[member[0]] in asked)
+        active = self._find_active(groups, state, members)
         if active.missing:
             self._make_state(active, state)
+        launches = self._of_changing_units(active, groups, state, packed, backend, asked)
+        if launches is not None:
+            return launches
         batches, new = self._batches_of(active, groups)
         grad_of = {id(param): grad for param, grad in zip(active.params, active.grads, strict=True)}
         grads = [[grad_of[id(param)] for param in batch.params] for batch in batches]
         if batches and not new and self._is_cacheable(batches, grads, active, backend):
             key = self._key(groups, packed, backend)
-            self.cached = CachedStep(groups, state, batches, grads, key, self._takes_tables(batches))
+            of_params = None if self.units is None else self.units.of_params(groups)
+            self.cached = CachedStep(groups, state, batches, grads, key, self._takes_tables(batches), of_params, asked)
         return [Launch(batch, found, None) for batch, found in zip(batches, grads, strict=True)]
+
+    def _of_changing_units(
+        self,
+        active: _Active,
+        groups: Groups,
+        state: dict,
+        packed: PackedGroups,
+        backend: Any,
+        asked: frozenset[int] | None,
+    ) -> list[Launch] | None:
+        """The launches of all parameters that have a state, of which units without gradients take no part: the cached step then serves
+        any set of units. ``None`` where kernels of several passes, or other ranks, would read those, too."""
+        units = self.units
+        if not (self._options.independent_groups and self._maskable) or self._agreement or not active.params:
+            return None
+        grad_of = {id(param): grad for param, grad in zip(active.params, active.grads, strict=True)}
+        present, whole = {units.of_groups[index] for index in active.groups}, _Active(copied=active.copied)
+        for index, _, param in _members(groups):
+            place, piece = self._store.places.get(id(param)), local(param)
+            if place is None or (id(param) not in grad_of and not place.serves(state)):
+                continue
+            if id(param) not in grad_of and units.of_groups[index] in present:
+                return None
+            whole.params.append(param)
+            whole.groups.append(index)
+            whole.places.append(place)
+            whole.pieces.append(id(piece))
+            whole.grads.append(grad_of.get(id(param)))
+        batches, _ = self._batches_of(whole, groups)
+        grad_of = {id(param): grad for param, grad in zip(whole.params, whole.grads, strict=True)}
+        grads = [[grad_of[id(param)] for param in batch.params] for batch in batches]
+        found = [[grad for grad in of_batch if grad is not None] for of_batch in grads]
+        if not (self._is_cacheable(batches, found, active, backend) and self._takes_tables(batches)):
+            return None
+        key, of_params = self._key(groups, packed, backend), units.of_params(groups)
+        self.cached = CachedStep(groups, state, batches, grads, key, True, of_params, masked=True)
+        return self.cached.lookup(groups, state, key, asked)
 
     def _key(self, groups: Groups, packed: PackedGroups, backend: Any) -> tuple:
         """All that a cached step depends on besides tensors."""
         shared = self._options.shard_group, list(map(_shard_group, groups))
         if self.units is not None:
-            shared = *shared, self.units.of_groups(groups)
+            shared = *shared, self.units.of_groups
         return backend, self._store.version, packed.used, packed.averaged, shared
 
     def _find_active(self, groups: Groups, state: dict, members: Iterable[_Member]) -> _Active:
@@ -345,7 +403,8 @@ class StepPlan:
         shared = [group.get("shard_group") for group in groups]
         numbers = [*self.hyper.packed(groups).fixed_numbers(), self._options.seed]
         if self.units is not None:
-            numbers += self.units.conditions(groups)
+            self.units.read(groups)
+            numbers += [self.units.of_groups, self.units.values, self.cached and self.cached.present]
         return [self._batches, *state.values(), *params], [numbers, places, shared]
 
     @contextmanager

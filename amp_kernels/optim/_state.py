@@ -238,6 +238,11 @@ class Place:
         """True once the parameter has another dtype, to which a remainder does not fit."""
         return self.param.dtype != self.signature[0]
 
+    def serves(self, state: dict) -> bool:
+        """True if a step can take the parameter as it is, with the state that ``optimizer.state`` shows."""
+        unchanged = self.state is state.get(self.param) and self.signature == signature(self.param)
+        return unchanged and self.unloaded is None and self.address == self.piece.data_ptr()
+
     @property
     def watched(self) -> list[Tensor]:
         """The tensors whose version counters show a write to the parameter: a DTensor has its own and its piece's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from itertools import chain
 from typing import Any, NamedTuple
@@ -17,11 +18,13 @@ from .._raw.judge_units import op as judge_units_
 from .._sharding.agreement import Agreement
 from ._gradients import StepAnswer, StepRequest, by_device, home_device
 from ._launches import Launch
-from ._options import UNIT_KEYS
+from ._options import UNIT_KEYS, Options, check_unit_options
+
+_values_of = operator.itemgetter(*UNIT_KEYS)
 
 
 class GroupResults(NamedTuple):
-    """The last step of an optimizer with ``independent_groups=True``, unit by unit. The tensors are on the device of the parameters.
+    """The last step of an optimizer with ``independent_groups=True``, unit by unit; with ``spike_zscore`` alone it is one unit, 0. The tensors are on the device of the parameters.
 
     Attributes:
         units: the names, in the order of the other entries: ``unit`` of the groups, or a group's index.
@@ -40,39 +43,57 @@ class GroupResults(NamedTuple):
 class Units:
     """The units of an optimizer's groups and what they remember."""
 
-    def __init__(self, name: str):
-        self._name = name
+    def __init__(self, name: str, options: Options):
+        self._name, self._options = name, options
         self._statistics: Tensor | None = None
         self._results: tuple[list[str | int], Tensor] | None = None
-        self.forget()
+        self._read: tuple[list, list] = ([], [])
+        #: The unit of each group, of each unit its name and its values of :data:`UNIT_KEYS`.
+        self.of_groups: list[int] = []
         self.names: list[str | int] = []
+        self.values: list[tuple] = []
+        self.forget()
 
     def forget(self) -> None:
         """Drop what is cached."""
         self._rules: tuple[Any, Tensor | None] = (None, None)
+        self._asked: tuple[Any, Tensor] | None = None
         self._places: tuple[Any, Any] = (None, None)
         self._agreed: tuple[Any, Any] = (None, None)  # the ranks that have the same units, and these
 
-    def of_groups(self, groups: list[dict[str, Any]]) -> list[int]:
-        """The number of each group's unit. Raises for groups of a unit that differ in its keys."""
-        names = [group.get("unit", i) for i, group in enumerate(groups)]
-        self.names = list(dict.fromkeys(names))
-        number = {name: i for i, name in enumerate(self.names)}
-        first = dict(zip(reversed(names), reversed(groups), strict=True))
-        for name, group in zip(names, groups, strict=True):
-            for key in UNIT_KEYS:
-                if group[key] != first[name][key]:
+    def read(self, groups: list[dict[str, Any]]) -> None:
+        """Note the unit of each group. Without ``independent_groups`` all are one.
+
+        Raises:
+            ValueError: groups of a unit differ in its keys, or one has a value that is not acceptable.
+        """
+        if not self._options.independent_groups:
+            self.of_groups, self.names = [0] * len(groups), [0]
+            self.values = [_values_of(vars(self._options))]
+            return
+        names, values = [group.get("unit", i) for i, group in enumerate(groups)], list(map(_values_of, groups))
+        if (names, values) == self._read:
+            return
+        found: dict[str | int, tuple] = {}
+        for name, group, own in zip(names, groups, values, strict=True):
+            check_unit_options(self._name, group)
+            for key, value, first in zip(UNIT_KEYS, own, found.setdefault(name, own), strict=True):
+                if value != first:
                     raise ValueError(
-                        f"{self._name}: groups of unit {name!r} have {key} {first[name][key]!r} and {group[key]!r}; accepted: the same "
-                        "in all groups of a unit"
+                        f"{self._name}: groups of unit {name!r} have {key} {first!r} and {value!r}; accepted: the same in all groups "
+                        "of a unit"
                     )
-        return [number[name] for name in names]
+        self.names, self.values, self._read = list(found), list(found.values()), (names, values)
+        number = {name: i for i, name in enumerate(found)}
+        self.of_groups = [number[name] for name in names]
+
+    def of_params(self, groups: list[dict[str, Any]]) -> list[int]:
+        """The unit of each parameter."""
+        return [unit for unit, group in zip(self.of_groups, groups, strict=True) for _ in group["params"]]
 
     def numbers(self, groups: list[dict[str, Any]]) -> list[tuple[int, int]]:
         """By parameter, its number in its unit and how many that has: those that an optimizer of the unit's own would give."""
-        counts = [0] * len(groups)
-        of_params = [unit for unit, group in zip(self.of_groups(groups), groups, strict=True) for _ in group["params"]]
-        places = []
+        counts, places, of_params = [0] * len(groups), [], self.of_params(groups)
         for unit in of_params:
             places.append(counts[unit])
             counts[unit] += 1
@@ -94,10 +115,6 @@ class Units:
             )
         return frozenset(map(self.names.index, wanted))
 
-    def conditions(self, groups: list[dict[str, Any]]) -> list[Any]:
-        """What a captured step depends on."""
-        return [self.of_groups(groups), *([group[key] for key in UNIT_KEYS] for group in groups)]
-
     def judge(
         self,
         request: StepRequest,
@@ -108,18 +125,20 @@ class Units:
     ) -> tuple[StepAnswer, list[Tensor]]:
         """Read the gradients once and decide about every unit. Returns also the factors of each launch's parameters."""
         answer = StepAnswer(agreement=agreement)
-        of_groups = self.of_groups(groups)
         device = launches[0].batch.device if launches else home_device(agreement, params)
         sums, flags = self._measure(request, launches, device, answer)
         numbers = list(chain.from_iterable(launch.batch.numbers for launch in launches))
-        of_params = [unit for unit, group in zip(of_groups, groups, strict=True) for _ in group["params"]]
+        of_params = self.of_params(groups)
         rows, ends, units = self._places_of([of_params[number] for number in numbers], device)
         if agreement:
             sums, flags = self._of_all_ranks(agreement, sums, flags, rows, ends)
             rows = torch.arange(len(ends), device=device)
             ends = rows + 1
-        rules = self._rules_of(request, groups, of_groups, device)
-        factors, results = judge_units_(sums, flags, rows, ends, rules, self._statistics_on(device))
+        rules, statistics = self._rules_of(request, device), self._statistics_on(device)
+        found_infs = None
+        if request.found_inf is not None and not self._options.independent_groups:
+            found_infs = at(request.found_inf, device).reshape(1)
+        factors, results = judge_units_(sums, flags, rows, ends, rules, statistics, found_infs)
         self._results = list(self.names), results
         norms, _, nonfinite = results.unbind()
         answer.sum_sq = norms.square().sum()
@@ -189,24 +208,34 @@ class Units:
             self._places = key, (rows, counts.cumsum(0), units)
         return self._places[1]
 
-    def _rules_of(
-        self, request: StepRequest, groups: list[dict[str, Any]], of_groups: list[int], device: torch.device
-    ) -> Tensor:
+    def _rules_of(self, request: StepRequest, device: torch.device) -> Tensor:
         check = request.check or request.found_inf is not None
-        rules = {}
-        for unit, group in zip(reversed(of_groups), reversed(groups), strict=True):
-            limit = group["max_grad_norm"] if request.max_norm is None else request.max_norm
-            asked = request.units is None or unit in request.units
-            values = {
-                "max_norm": -1.0 if limit is None else float(limit),
-                "check": float(check or group["skip_nonfinite"]),
-                "asked": float(asked),
-            }
-            rules[unit] = [values.get(name, 0.0) for name in RULES]
-        key = [rules[unit] for unit in range(len(rules))], device
+        key = self.values, request.max_norm, check
         if self._rules[0] != key:
-            self._rules = key, torch.tensor(key[0], dtype=torch.float64).view(-1, len(RULES)).to(device)
-        return self._rules[1]
+            rows = []
+            for values in self.values:
+                own = dict(zip(UNIT_KEYS, values, strict=True))
+                limit = own["max_grad_norm"] if request.max_norm is None else request.max_norm
+                rule = {
+                    "max_norm": -1.0 if limit is None else limit,
+                    "check": check or own["skip_nonfinite"],
+                    "zscore": own["spike_zscore"] or 0.0,
+                    "decay": own["spike_decay"],
+                    "warmup": own["spike_warmup"],
+                    "skips_spikes": own["spike_action"] == "skip",
+                    "asked": True,
+                }
+                rows.append([float(rule[name]) for name in RULES])
+            self._rules = key, torch.tensor(rows, dtype=torch.float64, device="cpu").view(-1, len(RULES))
+            self._asked = None
+        key = request.units, device
+        if self._asked is None or self._asked[0] != key:
+            rules = self._rules[1].clone()
+            if request.units is not None:
+                asked = map(request.units.__contains__, range(len(rules)))
+                rules[:, RULES.index("asked")] = torch.tensor([*asked], dtype=torch.float64, device="cpu")
+            self._asked = key, rules.to(device)
+        return self._asked[1]
 
     def _statistics_on(self, device: torch.device) -> Tensor:
         """A row for each unit; new units are at the end."""
@@ -217,6 +246,18 @@ class Units:
                 grown[: len(kept)] = kept.to(device)[: len(grown)]
             self._statistics = grown
         return self._statistics
+
+    def statistics_of(self, unit: int) -> Tensor:
+        """Columns :data:`STATISTICS` of a unit, a view."""
+        device = torch.device("cpu") if self._statistics is None else self._statistics.device
+        return self._statistics_on(device)[unit]
+
+    @torch.no_grad()
+    def load_statistics(self, found: dict[int, Tensor | None]) -> None:
+        """Set those of some units; ``None``: to zeros."""
+        for unit, values in found.items():
+            own = self.statistics_of(unit)
+            own.zero_() if values is None else own.copy_(values)
 
     def results(self) -> GroupResults:
         if self._results is None:

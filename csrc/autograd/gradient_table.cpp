@@ -58,8 +58,9 @@ struct Known {
            std::equal(t.strides().begin(), t.strides().end(), expected + form.dim);
   }
 
-  // The gradients are those of the parameters, or `given`, a list.
-  bool refresh(PyObject* list, PyObject* given, int64_t* words, size_t stride) const {
+  // The gradients are those of the parameters, or `given`, a list. With a mask a parameter may be without: one whose byte
+  // is 0, or has no gradient, which sets the byte to 0, gets no address and, in the word after it, no elements.
+  bool refresh(PyObject* list, PyObject* given, int64_t* words, size_t stride, char* mask) const {
     TensorImpl* params[kBlock];
     const TensorImpl* grads[kBlock];
     const size_t count = addresses.size();
@@ -71,12 +72,17 @@ struct Known {
         if (given != Py_None && !THPVariable_Check(PyList_GET_ITEM(given, static_cast<Py_ssize_t>(i)))) return false;
         const Tensor& grad = given == Py_None ? params[i - begin]->grad() : tensor(given, i);
         grads[i - begin] = grad.unsafeGetTensorImpl();
+        if (mask != nullptr && !grad.defined()) mask[i] = 0;
       }
       for (size_t i = begin; i < end; i++) {
-        if (!has_form(*grads[i - begin], forms[2 * i + 1])) return false;
+        if ((mask == nullptr || mask[i] != 0) && !has_form(*grads[i - begin], forms[2 * i + 1])) return false;
         if (params[i - begin]->mutable_data() != addresses[i]) return false;
       }
-      for (size_t i = begin; i < end; i++) words[i * stride] = reinterpret_cast<int64_t>(grads[i - begin]->data());
+      for (size_t i = begin; i < end; i++) {
+        const bool there = mask == nullptr || mask[i] != 0;
+        words[i * stride] = there ? reinterpret_cast<int64_t>(grads[i - begin]->data()) : 0;
+        if (mask != nullptr) words[i * stride + 1] = there ? params[i - begin]->numel() : 0;
+      }
     }
     return true;
   }
@@ -90,13 +96,13 @@ std::vector<int64_t> versions(PyObject* list) {
   return found;
 }
 
-// True if `use` was given the words of a buffer of int64.
-template <typename Use>
+// True if `use` was given the elements of a buffer.
+template <typename T = int64_t, typename Use>
 bool with_words(PyObject* object, int flags, Use use) {
   Py_buffer words;
   if (PyObject_GetBuffer(object, &words, flags) != 0) return false;
   const std::unique_ptr<Py_buffer, void (*)(Py_buffer*)> held(&words, PyBuffer_Release);
-  use(static_cast<int64_t*>(words.buf), static_cast<size_t>(words.len) / sizeof(int64_t));
+  use(static_cast<T*>(words.buf), static_cast<size_t>(words.len) / sizeof(T));
   return true;
 }
 
@@ -117,14 +123,25 @@ PyObject* remember_tensors(PyObject*, PyObject* const* args, Py_ssize_t) {
   END_HANDLE_TH_ERRORS
 }
 
-PyObject* refresh_addresses(PyObject*, PyObject* const* args, Py_ssize_t) {
+PyObject* refresh_addresses(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   const auto* known = static_cast<const Known*>(PyCapsule_GetPointer(args[0], kCapsule));
   const size_t begin = PyLong_AsSize_t(args[4]), stride = PyLong_AsSize_t(args[5]);
   if (known == nullptr || PyErr_Occurred()) return nullptr;
   bool same = false;
-  const auto refresh = [&](int64_t* words, size_t) { same = known->refresh(args[1], args[2], words + begin, stride); };
-  return with_words(args[3], PyBUF_WRITABLE, refresh) ? PyBool_FromLong(same) : nullptr;
+  char* mask = nullptr;
+  const auto refresh = [&](int64_t* words, size_t) {
+    same = known->refresh(args[1], args[2], words + begin, stride, mask);
+  };
+  const auto masked = [&](char* bytes, size_t) {
+    mask = bytes;
+    with_words(args[3], PyBUF_WRITABLE, refresh);
+  };
+  if (count > 6)
+    with_words<char>(args[6], PyBUF_WRITABLE, masked);
+  else
+    with_words(args[3], PyBUF_WRITABLE, refresh);
+  return PyErr_Occurred() ? nullptr : PyBool_FromLong(same);
   END_HANDLE_TH_ERRORS
 }
 

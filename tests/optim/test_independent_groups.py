@@ -129,8 +129,8 @@ def test_a_step_of_some_units():
     assert optimizer.group_results.norms.tolist() == pytest.approx([32**0.5, 0.0, 0.0])
     optimizer.step(units=(2,))
     assert optimizer.group_results.steps.tolist() == [1, 0, 1]
-    state = [optimizer.state[p]["step"].item() for p in params_of(optimizer)]
-    assert state == [1.0, 0.0, 1.0]
+    assert [optimizer.state[p]["step"].item() for p in params_of(optimizer)[::2]] == [1.0, 1.0]
+    assert params_of(optimizer)[1] not in optimizer.state
     with pytest.raises(ValueError, match=r"AdamW: there is no unit 'x'; accepted: 0, 1, 2"):
         optimizer.step(units=["x"])
 

@@ -232,7 +232,7 @@ def test_unknown_option_is_an_error():
 def test_doctor_says_what_each_instruction_set_means(capsys):
     for isa in cpu_isa.available():
         with cpu_isa.cpu_isa(isa):
-            doctor.run()
+            doctor.run(argparse.Namespace(model=None, device="cpu"))
         said = capsys.readouterr().out
         assert f"matmul        {isa} (" in said
         assert doctor.INSTRUCTIONS[isa] in said
