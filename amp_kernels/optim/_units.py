@@ -24,7 +24,8 @@ _values_of = operator.itemgetter(*UNIT_KEYS)
 
 
 class GroupResults(NamedTuple):
-    """The last step of an optimizer with ``independent_groups=True``, unit by unit; with ``spike_zscore`` alone it is one unit, 0. The tensors are on the device of the parameters.
+    """The last step of an optimizer with ``independent_groups=True``, unit by unit; with ``spike_zscore`` alone of one unit, 0. The
+    tensors are on the device of the parameters.
 
     Attributes:
         units: the names, in the order of the other entries: ``unit`` of the groups, or a group's index.

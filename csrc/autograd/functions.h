@@ -22,10 +22,11 @@ FastCall cast_lists;
 
 /// remember_tensors(params, grads): a capsule with the metadata of the tensors and the addresses of the parameters.
 FastCall remember_tensors;
-/// refresh_addresses(capsule, params, grads, words, begin, stride[, mask]): writes the addresses of the gradients, a list or
-/// None for those that the parameters have, into words[begin::stride], a writable buffer of int64. False if a parameter
-/// or gradient differs from what was remembered. A mask, a writable buffer of a byte a parameter, says which are to take
-/// part; the byte of one without a gradient becomes 0. The others get address 0 and, in the word after it, 0 elements.
+/// refresh_addresses(capsule, params, grads, words, begin, stride[, mask]): writes the addresses of the gradients, a
+/// list or None for those that the parameters have, into words[begin::stride], a writable buffer of int64. False if a
+/// parameter or gradient differs from what was remembered. A mask, a writable buffer of a byte a parameter, says which
+/// are to take part; the byte of one without a gradient becomes 0. The others get address 0 and, in the word after it,
+/// 0 elements.
 FastCall refresh_addresses;
 /// same_objects(first, second): whether two lists or tuples hold the same objects.
 FastCall same_objects;

@@ -58,8 +58,8 @@ struct Known {
            std::equal(t.strides().begin(), t.strides().end(), expected + form.dim);
   }
 
-  // The gradients are those of the parameters, or `given`, a list. With a mask a parameter may be without: one whose byte
-  // is 0, or has no gradient, which sets the byte to 0, gets no address and, in the word after it, no elements.
+  // The gradients are those of the parameters, or `given`, a list. With a mask a parameter may be without: one whose
+  // byte is 0, or has no gradient, which sets the byte to 0, gets no address and, in the word after it, no elements.
   bool refresh(PyObject* list, PyObject* given, int64_t* words, size_t stride, char* mask) const {
     TensorImpl* params[kBlock];
     const TensorImpl* grads[kBlock];
