@@ -169,7 +169,7 @@ def test_a_new_tenant_inherits_nothing(stored):
             give_gradients(units, number)
             optimizer.step(units=["unit 1"])
     assert_same_tensors(everything(one, ours[1]), everything(fresh, new[1]))
-    assert one.group_results.steps.tolist()[1] == fresh.group_results.steps.tolist()[1] == 1
+    assert one.group_results.steps.tolist()[1] == fresh.group_results.steps.tolist()[1] == 2
 
 
 def test_what_a_unit_cannot_load():
