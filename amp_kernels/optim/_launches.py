@@ -284,7 +284,9 @@ class CachedStep:
         active = {id(param) for batch in batches for param in batch.params}
         self.idle = [param for param in self.params if id(param) not in active]
         self._asked, self._masked = asked, masked
-        self._idle_units = [unit for unit, param in zip(units or (), self.params, strict=False) if id(param) not in active]
+        self._idle_units = [
+            unit for unit, param in zip(units or (), self.params, strict=False) if id(param) not in active
+        ]
 
     def lookup(
         self, groups: list[dict], state: dict, key: Any, asked: frozenset[int] | None = None
