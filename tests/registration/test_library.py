@@ -1,5 +1,6 @@
 """Promises of the registry for every op: version counters, dispatch of an explicit backend, import without side effects."""
 
+import argparse
 import os
 import re
 import subprocess
