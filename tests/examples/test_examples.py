@@ -21,6 +21,7 @@ NEEDS = {
     "lightning_module": "lightning",
     "accelerate_loop": "accelerate",
     "rl_trl": "trl",
+    "lora_peft": "peft bitsandbytes",
 }
 EXPECTED = re.compile(r"Expected on a CPU: (?:loss|distance) (\d+\.\d+) -> (\d+\.\d+),\s+in \d+ seconds")
 LAST_LINE = re.compile(r"(?:loss|distance) (\d+\.\d+) -> (\d+\.\d+)")
@@ -28,7 +29,10 @@ LAST_LINE = re.compile(r"(?:loss|distance) (\d+\.\d+) -> (\d+\.\d+)")
 each_example = pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 each_that_runs_here = pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=pytest.mark.needs(NEEDS[path.stem]) if path.stem in NEEDS else ()) for path in EXAMPLES],
+    [
+        pytest.param(path, marks=pytest.mark.needs(*NEEDS[path.stem].split()) if path.stem in NEEDS else ())
+        for path in EXAMPLES
+    ],
     ids=lambda path: path.stem,
 )
 
