@@ -162,6 +162,7 @@ MOST = {
 }
 # Kernels that the calls above do not start.
 ELSEWHERE = {
+    "judge_units_kernel": "one warp a unit",
     "norm_backward_sums_kernel": "rows too long for the registers of a block: minutes here",
     "norm_forward_resident_kernel": "the same",
     "update_scale_kernel": "one warp",
