@@ -134,7 +134,7 @@ def test_a_peer_that_does_not_import_is_absent(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("asked", "names"),
     [
-        (["--op", "gemm", "--shape", "96x24x130", "--dtype", "fp16"], ["gemm 96x24x130 NT fp16"]),
+        (["--op", "gemm", "--shape", "96x24x130", "--dtype", "fp16", "--quick"], ["gemm 96x24x130 NT fp16"]),
         (["--op", "gemm", "--shape", "96x24x130 TN", "--quick"], ["gemm 96x24x130 TN bf16"]),
         (["--op", "gemm,linear,rms_norm", "--shape", "8x4x6", "--dtype", "fp32"], ["linear 8x4x6 forward fp32"]),
         (["--op", "cross_entropy", "--quick", "--shape", "x", "--dtype", "fp8"], []),
