@@ -92,8 +92,12 @@ class Stored {
 
 enum class Bias { kNone, kColumn, kRow };
 
-struct Options {
+struct Sizes {
   int m, n, k;
+};
+
+struct Options {
+  Sizes mnk;
   Activation activation = Activation::none;
   Bias bias = Bias::kNone;
   float alpha = 1, beta = 1;
@@ -110,18 +114,19 @@ struct Options {
 /// T: A and B; Out: C and z; Side: bias, residual.
 template <class T, class Out, class Side, Major kMajorA, Major kMajorB, class Tile>
 std::string run(const Options& o) {
-  emu::Random random{static_cast<uint64_t>(o.m * 7 + o.n * 3 + o.k)};
+  emu::Random random{static_cast<uint64_t>(o.mnk.m * 7 + o.mnk.n * 3 + o.mnk.k)};
   const auto small = [&](int, int) { return static_cast<float>(random.below(5)) - 2; };
   const auto eighths = [&](int, int) { return (static_cast<float>(random.below(33)) - 16) / 8; };
   const bool gated = o.activation == Activation::swiglu;
-  const int columns = !gated ? o.n : o.backward ? 2 * o.n : o.n / 2;
-  const int rows = o.batch * o.m;
-  Stored<T> a("a", kMajorA == K ? Matrix{rows, o.k} : Matrix{o.batch * o.k, o.m});
-  Stored<T> b("b", kMajorB == K ? Matrix{o.batch * o.n, o.k} : Matrix{o.batch * o.k, o.n});
-  Stored<Out> c("c", {rows, columns, o.c_lies}, o.c_first), z("z", {rows, o.n, Lies::kPadded});
-  Stored<Side> bias("bias", o.bias == Bias::kRow ? Matrix{o.m, 1, Lies::kOneColumn} : Matrix{1, o.n, Lies::kOneRow},
+  const int columns = !gated ? o.mnk.n : o.backward ? 2 * o.mnk.n : o.mnk.n / 2;
+  const int rows = o.batch * o.mnk.m;
+  Stored<T> a("a", kMajorA == K ? Matrix{rows, o.mnk.k} : Matrix{o.batch * o.mnk.k, o.mnk.m});
+  Stored<T> b("b", kMajorB == K ? Matrix{o.batch * o.mnk.n, o.mnk.k} : Matrix{o.batch * o.mnk.k, o.mnk.n});
+  Stored<Out> c("c", {rows, columns, o.c_lies}, o.c_first), z("z", {rows, o.mnk.n, Lies::kPadded});
+  Stored<Side> bias("bias",
+                    o.bias == Bias::kRow ? Matrix{o.mnk.m, 1, Lies::kOneColumn} : Matrix{1, o.mnk.n, Lies::kOneRow},
                     o.bias_first);
-  const int rows_beside = o.one_beside ? o.m : rows;
+  const int rows_beside = o.one_beside ? o.mnk.m : rows;
   Stored<Side> residual("residual", {o.residual_lies == Lies::kOneRow ? 1 : rows_beside, columns, o.residual_lies});
   Stored<T> preact("preact", {rows_beside, columns});
   std::vector<float> c_before(static_cast<size_t>(rows) * columns);
@@ -133,14 +138,15 @@ std::string run(const Options& o) {
   GemmProblem q{};
   q.a = a.values().data, q.b = b.values().data, q.type = kType<T>;
   q.accumulate = o.accumulate;
-  q.m = o.m, q.n = o.n, q.k = o.k;
+  q.m = o.mnk.m, q.n = o.mnk.n, q.k = o.mnk.k;
   q.ld_a = a.values().row_stride, q.ld_b = b.values().row_stride;
   q.m_major_a = kMajorA == MN, q.n_major_b = kMajorB == MN;
   q.batch = o.batch;
-  q.batch_stride_a = (kMajorA == K ? o.m : o.k) * q.ld_a, q.batch_stride_b = (kMajorB == K ? o.n : o.k) * q.ld_b;
+  q.batch_stride_a = (kMajorA == K ? o.mnk.m : o.mnk.k) * q.ld_a,
+  q.batch_stride_b = (kMajorB == K ? o.mnk.n : o.mnk.k) * q.ld_b;
   const auto values = [&](auto& stored) {
     GemmValues v = stored.values();
-    v.batch_stride = o.m * v.row_stride;
+    v.batch_stride = o.mnk.m * v.row_stride;
     return v;
   };
   q.c = values(c);
@@ -159,34 +165,34 @@ std::string run(const Options& o) {
   emu::Buffer<uint32_t> counters("counters", parts * Tile::kGroups);
   counters.fill(0);
   std::string error = message_of(gemm::launch_gemm<T, kMajorA, kMajorB, kFloat, Tile>(
-      worked_on, gemm_sm90_splits(o.k, o.splits), {partials.data(), counters.data()}, nullptr));
+      worked_on, gemm_sm90_splits(o.mnk.k, o.splits), {partials.data(), counters.data()}, nullptr));
   if (!error.empty()) return error;
 
   const auto sum = [&](int i, int j) {
     float s = 0;
-    for (int k = 0; k < o.k; k++) {
-      const int batch = i / o.m;
-      s += (kMajorA == K ? a.get(i, k) : a.get(batch * o.k + k, i % o.m)) *
-           (kMajorB == K ? b.get(batch * o.n + j, k) : b.get(batch * o.k + k, j));
+    for (int k = 0; k < o.mnk.k; k++) {
+      const int batch = i / o.mnk.m;
+      s += (kMajorA == K ? a.get(i, k) : a.get(batch * o.mnk.k + k, i % o.mnk.m)) *
+           (kMajorB == K ? b.get(batch * o.mnk.n + j, k) : b.get(batch * o.mnk.k + k, j));
     }
     return s;
   };
   const auto preactivation = [&](int i, int j) {
     if (o.bias == Bias::kNone) return o.alpha * sum(i, j);
-    return o.alpha * sum(i, j) + (o.bias == Bias::kRow ? bias.get(i % o.m, 0) : bias.get(0, j));
+    return o.alpha * sum(i, j) + (o.bias == Bias::kRow ? bias.get(i % o.mnk.m, 0) : bias.get(0, j));
   };
   const auto forward = [&](int i, int j) {
-    const float x = gated ? swiglu(preactivation(i, j), preactivation(i, o.n / 2 + j))
+    const float x = gated ? swiglu(preactivation(i, j), preactivation(i, o.mnk.n / 2 + j))
                           : activate(o.activation, preactivation(i, j));
     if (o.accumulate) return x + c_before[static_cast<size_t>(i) * columns + j];
     return o.residual ? fma(o.beta, residual.get(o.residual_lies == Lies::kOneRow ? 0 : i % rows_beside, j), x) : x;
   };
   const auto backward = [&](int i, int j) {
     if (!gated) return activate_backward(o.activation, preactivation(i, j), preact.get(i % rows_beside, j));
-    const int column = j % o.n;
+    const int column = j % o.mnk.n;
     const GatedGradient g =
-        swiglu_backward(preactivation(i, column), preact.get(i, column), preact.get(i, o.n + column));
-    return j < o.n ? g.gate : g.up;
+        swiglu_backward(preactivation(i, column), preact.get(i, column), preact.get(i, o.mnk.n + column));
+    return j < o.mnk.n ? g.gate : g.up;
   };
   std::string wrong = c.compare("c", [&](int i, int j) { return o.backward ? backward(i, j) : forward(i, j); });
   if (wrong.empty() && o.z) wrong = z.compare("z", preactivation);

@@ -395,7 +395,6 @@ void check_all(Cases& cases) {
 }  // namespace ak::test
 
 int main(int argc, char** argv) {
-  ak::test::Cases cases("cross_entropy_rows", ak::test::Seeds(argc, argv, 2));
-  ak::test::check_all(cases);
-  return cases.finish();
+  using namespace ak::test;
+  return check_parts("cross_entropy_rows", Seeds(argc, argv, 2), {check_all});
 }

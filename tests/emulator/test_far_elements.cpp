@@ -299,15 +299,12 @@ std::string rows_far_apart() {
   return wrong;
 }
 
+void sums(Cases& cases) { cases.check("column_sums, rows far apart", rows_far_apart); }
+
 }  // namespace
 }  // namespace ak::test
 
 int main(int argc, char** argv) {
-  ak::test::Cases cases("far_elements", ak::test::Seeds(argc, argv, 1));
-  ak::test::norms(cases);
-  ak::test::losses(cases);
-  ak::test::elements(cases);
-  ak::test::embeddings(cases);
-  cases.check("column_sums, rows far apart", ak::test::rows_far_apart);
-  return cases.finish();
+  using namespace ak::test;
+  return check_parts("far_elements", Seeds(argc, argv, 1), {norms, losses, elements, embeddings, sums});
 }

@@ -245,7 +245,6 @@ void run(Cases& cases) {
 }  // namespace ak::test
 
 int main(int argc, char** argv) {
-  ak::test::Cases cases("gemm_chains", ak::test::Seeds(argc, argv, 1));
-  ak::test::run(cases);
-  return cases.finish();
+  using namespace ak::test;
+  return check_parts("gemm_chains", Seeds(argc, argv, 1), {run});
 }

@@ -174,8 +174,6 @@ void refusals(Cases& cases) {
 }  // namespace ak::test
 
 int main(int argc, char** argv) {
-  ak::test::Cases cases("gemm_phases", ak::test::Seeds(argc, argv, 2));
-  ak::test::products(cases);
-  ak::test::refusals(cases);
-  return cases.finish();
+  using namespace ak::test;
+  return check_parts("gemm_phases", Seeds(argc, argv, 2), {products, refusals});
 }

@@ -149,9 +149,6 @@ void products(Cases& cases) {
 }  // namespace ak::test
 
 int main(int argc, char** argv) {
-  ak::test::Cases cases("gemm_repack", ak::test::Seeds(argc, argv, 2));
-  ak::test::copies(cases);
-  ak::test::divisions(cases);
-  ak::test::products(cases);
-  return cases.finish();
+  using namespace ak::test;
+  return check_parts("gemm_repack", Seeds(argc, argv, 2), {copies, divisions, products});
 }

@@ -110,9 +110,6 @@ void refusals(Cases& cases) {
 }  // namespace ak::test
 
 int main(int argc, char** argv) {
-  ak::test::Cases cases("gemm_segments", ak::test::Seeds(argc, argv, 3));
-  ak::test::every_tile(cases);
-  ak::test::parts(cases);
-  ak::test::refusals(cases);
-  return cases.finish();
+  using namespace ak::test;
+  return check_parts("gemm_segments", Seeds(argc, argv, 3), {every_tile, parts, refusals});
 }

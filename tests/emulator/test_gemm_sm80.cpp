@@ -153,13 +153,16 @@ void check(Cases& cases, const Setup& s) {
   });
 }
 
+using enum Activation;
+using enum DType;
+using enum Setup::Bias;
+
 void layouts(Cases& cases) {
   for (Major a : {K, MN}) {
     for (Major b : {K, MN}) {
       check<bf16>(cases, {.m = 72, .n = 136, .k = 104, .major_a = a, .major_b = b});
       check<fp16>(cases, {.m = 65, .n = 67, .k = 69, .major_a = a, .major_b = b, .gap_a = 2, .gap_b = 1});
-      check<bf16>(cases,
-                  {.m = 136, .n = 120, .k = 72, .major_a = a, .major_b = b, .tile = kSquare, .out = DType::kFloat32});
+      check<bf16>(cases, {.m = 136, .n = 120, .k = 72, .major_a = a, .major_b = b, .tile = kSquare, .out = kFloat32});
     }
   }
 }
@@ -212,8 +215,7 @@ void tails(Cases& cases) {
 
 void tiles(Cases& cases) {
   check<bf16>(cases, {.m = 130, .n = 264, .k = 200, .tile = kWide});
-  check<fp16>(cases,
-              {.m = 120, .n = 257, .k = 100, .major_a = MN, .major_b = MN, .tile = kWide, .out = DType::kFloat32});
+  check<fp16>(cases, {.m = 120, .n = 257, .k = 100, .major_a = MN, .major_b = MN, .tile = kWide, .out = kFloat32});
   check<bf16>(cases, {.m = 64, .n = 256, .k = 168, .major_b = MN, .tile = kWide, .shared_limit = 101376});
   check<bf16>(cases, {.m = 72, .n = 72, .k = 264, .tile = kSmall, .shared_limit = 101376});  // three stages
   check<bf16>(cases, {.m = 33, .n = 35, .k = 265, .tile = kSmall, .shared_limit = 36000});   // and shifted
@@ -224,28 +226,17 @@ void batches(Cases& cases) {
   check<bf16>(cases, {.m = 40, .n = 72, .k = 40, .batch = 3});
   check<fp16>(cases, {.m = 33, .n = 31, .k = 35, .major_a = MN, .gap_a = 1, .batch = 2, .shared_b = true});
   check<bf16>(cases, {.m = 40, .n = 40, .k = 40, .batch = 2, .batch_gap = 1});
-  check<bf16>(cases, {.m = 40, .n = 40, .k = 40, .major_b = MN, .batch = 3, .batch_gap = 4, .out = DType::kFloat32});
-  check<bf16>(cases, {.m = 70, .n = 24, .k = 330, .splits = 2, .batch = 2, .out = DType::kFloat32});
+  check<bf16>(cases, {.m = 40, .n = 40, .k = 40, .major_b = MN, .batch = 3, .batch_gap = 4, .out = kFloat32});
+  check<bf16>(cases, {.m = 70, .n = 24, .k = 330, .splits = 2, .batch = 2, .out = kFloat32});
 }
 
 void splits(Cases& cases) {
   check<bf16>(cases, {.m = 70, .n = 66, .k = 520, .splits = 3});
-  check<fp16>(cases, {.m = 64,
-                      .n = 72,
-                      .k = 321,
-                      .major_a = MN,
-                      .major_b = MN,
-                      .splits = 5,
-                      .out = DType::kFloat32,
-                      .accumulate = true});
+  check<fp16>(
+      cases,
+      {.m = 64, .n = 72, .k = 321, .major_a = MN, .major_b = MN, .splits = 5, .out = kFloat32, .accumulate = true});
   check<bf16>(cases, {.m = 40, .n = 40, .k = 330, .splits = 7});  // 11 steps: 6 parts of 2
-  check<bf16>(cases, {.m = 130,
-                      .n = 20,
-                      .k = 97,
-                      .tile = kSquare,
-                      .splits = 4,
-                      .activation = Activation::gelu,
-                      .bias = Setup::Bias::kColumn});
+  check<bf16>(cases, {.m = 130, .n = 20, .k = 97, .tile = kSquare, .splits = 4, .activation = gelu, .bias = kColumn});
   check<bf16>(cases, {.m = 60, .n = 270, .k = 160, .tile = kWide, .splits = 2});
 }
 
@@ -261,8 +252,8 @@ void same_bits(Cases& cases) {
     for (size_t i = 0; i < b.size(); i++)
       b.set(i, round_to<fp16>(static_cast<float>(random.below(1 << 20)) * 1e-4f - 50));
     GemmProblem q{};
-    q.a = a.data(), q.b = b.data(), q.type = DType::kFloat16;
-    q.c = {c.data(), DType::kFloat32, kN, 1, 0};
+    q.a = a.data(), q.b = b.data(), q.type = kFloat16;
+    q.c = {c.data(), kFloat32, kN, 1, 0};
     q.m = kM, q.n = kN, q.k = kK, q.ld_a = kK, q.ld_b = kK;
     const GemmSm80Config config{kSmall, 5};
     Scratch scratch(gemm_sm80_scratch(q, config));
@@ -278,63 +269,49 @@ void epilogues(Cases& cases) {
   const auto both = [&](Setup s) {
     for (int i = 0; i < 2; i++) {
       s.tile = i == 0 ? kSmall : kSquare;
-      s.out = i == 0 ? DType::kFloat16 : DType::kFloat32;
+      s.out = i == 0 ? kFloat16 : kFloat32;
       check<fp16>(cases, s);
     }
   };
-  both({.m = 70, .n = 75, .k = 40, .alpha = 2, .bias = Bias::kColumn});
-  both({.m = 66, .n = 130, .k = 24, .alpha = 0.5f, .beta = 2, .bias = Bias::kRow, .residual = true});
-  for (Activation f : {Activation::relu, Activation::gelu, Activation::gelu_tanh, Activation::silu}) {
-    both({.m = 20, .n = 72, .k = 16, .activation = f, .bias = Bias::kColumn, .z = true});
+  both({.m = 70, .n = 75, .k = 40, .alpha = 2, .bias = kColumn});
+  both({.m = 66, .n = 130, .k = 24, .alpha = 0.5f, .beta = 2, .bias = kRow, .residual = true});
+  for (Activation f : {relu, gelu, gelu_tanh, silu}) {
+    both({.m = 20, .n = 72, .k = 16, .activation = f, .bias = kColumn, .z = true});
     both({.m = 36, .n = 70, .k = 16, .activation = f, .dact = true, .sums = true});
   }
   for (Major major : {K, MN}) {
-    both({.m = 70,
-          .n = 2 * 72,
-          .k = 40,
-          .major_b = major,
-          .activation = Activation::swiglu,
-          .bias = Bias::kColumn,
-          .z = true});
-    both({.m = 30, .n = 2 * 65, .k = 33, .major_b = major, .activation = Activation::swiglu, .residual = true});
-    both({.m = 30, .n = 2 * 68, .k = 33, .major_b = major, .gap_b = 8, .activation = Activation::swiglu});
-    both({.m = 40, .n = 67, .k = 32, .major_b = major, .activation = Activation::swiglu, .dact = true, .sums = true});
+    both({.m = 70, .n = 2 * 72, .k = 40, .major_b = major, .activation = swiglu, .bias = kColumn, .z = true});
+    both({.m = 30, .n = 2 * 65, .k = 33, .major_b = major, .activation = swiglu, .residual = true});
+    both({.m = 30, .n = 2 * 68, .k = 33, .major_b = major, .gap_b = 8, .activation = swiglu});
+    both({.m = 40, .n = 67, .k = 32, .major_b = major, .activation = swiglu, .dact = true, .sums = true});
   }
-  check<bf16>(cases, {.m = 50, .n = 2 * 140, .k = 40, .tile = kWide, .activation = Activation::swiglu, .z = true});
+  check<bf16>(cases, {.m = 50, .n = 2 * 140, .k = 40, .tile = kWide, .activation = swiglu, .z = true});
   check<bf16>(cases, {.m = 35, .n = 75, .k = 16, .beta = 2, .residual = true});
-  check<bf16>(cases, {.m = 36, .n = 70, .k = 16, .activation = Activation::relu, .dact = true});
-  both({.m = 50, .n = 40, .k = 32, .batch = 2, .activation = Activation::relu, .dact = true, .sums = true});
-  both({.m = 20, .n = 40, .k = 16, .batch = 2, .bias = Bias::kColumn, .residual = true, .z = true});
+  check<bf16>(cases, {.m = 36, .n = 70, .k = 16, .activation = relu, .dact = true});
+  both({.m = 50, .n = 40, .k = 32, .batch = 2, .activation = relu, .dact = true, .sums = true});
+  both({.m = 20, .n = 40, .k = 16, .batch = 2, .bias = kColumn, .residual = true, .z = true});
 }
 
 void outputs(Cases& cases) {
   for (int offset : {0, 1, 2, 3, 4}) {
     check<bf16>(cases, {.m = 35, .n = 70, .k = 16, .offset_c = offset, .gap_c = offset});
-    check<fp16>(cases, {.m = 35, .n = 72, .k = 16, .offset_c = offset, .gap_c = 8 * offset, .out = DType::kFloat32});
-    check<fp16>(cases, {.m = 130, .n = 136, .k = 16, .tile = kSquare, .gap_c = offset, .out = DType::kBFloat16});
+    check<fp16>(cases, {.m = 35, .n = 72, .k = 16, .offset_c = offset, .gap_c = 8 * offset, .out = kFloat32});
+    check<fp16>(cases, {.m = 130, .n = 136, .k = 16, .tile = kSquare, .gap_c = offset, .out = kBFloat16});
   }
   check<bf16>(cases, {.m = 35, .n = 70, .k = 16, .gap_c = 2});  // 16-byte stores, and less at the end of a row
-  check<bf16>(cases, {.m = 35, .n = 70, .k = 16, .gap_c = 2, .out = DType::kFloat32});
-  check<bf16>(cases, {.m = 40, .n = 72, .k = 40, .gap_c = 8, .out = DType::kFloat32, .accumulate = true});
-  check<bf16>(cases, {.m = 40, .n = 71, .k = 40, .out = DType::kFloat32, .accumulate = true, .alpha = 2});
+  check<bf16>(cases, {.m = 35, .n = 70, .k = 16, .gap_c = 2, .out = kFloat32});
+  check<bf16>(cases, {.m = 40, .n = 72, .k = 40, .gap_c = 8, .out = kFloat32, .accumulate = true});
+  check<bf16>(cases, {.m = 40, .n = 71, .k = 40, .out = kFloat32, .accumulate = true, .alpha = 2});
   check<bf16>(cases, {.m = 40, .n = 71, .k = 40, .transposed_c = true});
   check<bf16>(cases, {.m = 1, .n = 40, .k = 16, .gap_c = 1, .transposed_c = true});  // no rows to look at
-  check<fp16>(cases, {.m = 24, .n = 31, .k = 40, .gap_c = 1, .out = DType::kFloat32, .transposed_c = true});
+  check<fp16>(cases, {.m = 24, .n = 31, .k = 40, .gap_c = 1, .out = kFloat32, .transposed_c = true});
 }
 
 }  // namespace
 }  // namespace ak::test
 
 int main(int argc, char** argv) {
-  ak::test::Cases cases("gemm_sm80", ak::test::Seeds(argc, argv, 2));
-  ak::test::layouts(cases);
-  ak::test::alignments(cases);
-  ak::test::tails(cases);
-  ak::test::tiles(cases);
-  ak::test::batches(cases);
-  ak::test::splits(cases);
-  ak::test::same_bits(cases);
-  ak::test::epilogues(cases);
-  ak::test::outputs(cases);
-  return cases.finish();
+  using namespace ak::test;
+  return check_parts("gemm_sm80", Seeds(argc, argv, 2),
+                     {layouts, alignments, tails, tiles, batches, splits, same_bits, epilogues, outputs});
 }

@@ -227,15 +227,7 @@ void refusals(Cases& cases) {
 }  // namespace ak::test
 
 int main(int argc, char** argv) {
-  ak::test::Cases cases("gemm_sm90", ak::test::Seeds(argc, argv, 6));
-  ak::test::layouts(cases);
-  ak::test::tails(cases);
-  ak::test::tiles(cases);
-  ak::test::clusters(cases);
-  ak::test::pingpong(cases);
-  ak::test::batches(cases);
-  ak::test::splits(cases);
-  ak::test::exchanged(cases);
-  ak::test::refusals(cases);
-  return cases.finish();
+  using namespace ak::test;
+  return check_parts("gemm_sm90", Seeds(argc, argv, 6),
+                     {layouts, tails, tiles, clusters, pingpong, batches, splits, exchanged, refusals});
 }

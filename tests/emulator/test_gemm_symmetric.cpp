@@ -150,6 +150,8 @@ void batches(Cases& cases) {
   check<bf16>(cases, {.n = 150, .k = 40, .batch = 2, .batch_gap = 3, .gap_c = 1, .residual = true});
 }
 
+void tiles(Cases& cases) { cases.check("the same bits in every tile", same_bits); }
+
 void refused(Cases& cases) {
   const auto refuses = [&](const char* what, auto change, int tile = 0) {
     cases.check(what, [&]() -> std::string {
@@ -183,11 +185,6 @@ void refused(Cases& cases) {
 }  // namespace ak::test
 
 int main(int argc, char** argv) {
-  ak::test::Cases cases("gemm_symmetric", ak::test::Seeds(argc, argv, 2, 2));
-  ak::test::sizes(cases);
-  ak::test::triangles(cases);
-  ak::test::batches(cases);
-  cases.check("the same bits in every tile", ak::test::same_bits);
-  ak::test::refused(cases);
-  return cases.finish();
+  using namespace ak::test;
+  return check_parts("gemm_symmetric", Seeds(argc, argv, 2, 2), {sizes, triangles, batches, tiles, refused});
 }

@@ -182,9 +182,9 @@ void refused(Cases& cases) {
 }
 
 /// Random products of both kinds. The seed of the schedule selects another one in each run.
-void random_products(Cases& cases, int count) {
+void random_products(Cases& cases) {
   emu::Random random{7};
-  for (int i = 0; i < count; i++) {
+  for (int i = 0; i < 30; i++) {
     const auto below = [&](int x) { return static_cast<int>(random.below(static_cast<uint64_t>(x))); };
     constexpr int kSizes[] = {0, 1, 63, 64, 65, 127, 128, 129};
     Setup s{};
@@ -214,17 +214,8 @@ void random_products(Cases& cases, int count) {
 }  // namespace ak::test
 
 int main(int argc, char** argv) {
-  ak::test::Cases cases("grouped", ak::test::Seeds(argc, argv, 1, 2));
-  ak::test::partitions(cases);
-  ak::test::hostile(cases);
-  ak::test::sums(cases);
-  ak::test::containment(cases);
-  ak::test::many_groups(cases);
-  ak::test::replayed(cases);
-  ak::test::sizes(cases);
-  ak::test::every_size(cases);
-  ak::test::epilogues(cases);
-  ak::test::refused(cases);
-  ak::test::random_products(cases, 30);
-  return cases.finish();
+  using namespace ak::test;
+  return check_parts("grouped", Seeds(argc, argv, 1, 2),
+                     {partitions, hostile, sums, containment, many_groups, replayed, sizes, every_size, epilogues,
+                      refused, random_products});
 }

@@ -42,7 +42,6 @@ void mixtures(Cases& cases) {
 }  // namespace ak::test
 
 int main(int argc, char** argv) {
-  ak::test::Cases cases("grouped_schedules", ak::test::Seeds(argc, argv, 1));
-  ak::test::mixtures(cases);
-  return cases.finish();
+  using namespace ak::test;
+  return check_parts("grouped_schedules", Seeds(argc, argv, 1), {mixtures});
 }

@@ -186,8 +186,6 @@ void backward_cases(Cases& cases) {
 }  // namespace ak::test
 
 int main(int argc, char** argv) {
-  ak::test::Cases cases("norm", ak::test::Seeds(argc, argv, 2));
-  ak::test::forward_cases(cases);
-  ak::test::backward_cases(cases);
-  return cases.finish();
+  using namespace ak::test;
+  return check_parts("norm", Seeds(argc, argv, 2), {forward_cases, backward_cases});
 }

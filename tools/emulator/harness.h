@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -92,6 +93,13 @@ class Cases {
   Seeds seeds_;
   int cases_ = 0, failures_ = 0;
 };
+
+/// What main() of a test returns: each part checks cases.
+inline int check_parts(const char* name, Seeds seeds, std::initializer_list<void (*)(Cases&)> parts) {
+  Cases cases(name, seeds);
+  for (auto* part : parts) part(cases);
+  return cases.finish();
+}
 
 /// The DType of fp16, bf16 or float.
 template <class T>
