@@ -115,6 +115,27 @@ def _no_profile(monkeypatch):
 
 
 @pytest.fixture
+def threads():
+    """``threads(n)`` sets torch's number of threads for the rest of the test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def same_bits_for(threads):
+    """``same_bits_for((1, 2), run)``: the results of ``run()``, tensors or lists of them, with so many threads. The first are returned."""
+
+    def check(counts, run):
+        results = [(threads(count), run())[1] for count in counts]
+        for other in results[1:]:
+            torch.testing.assert_close(other, results[0], rtol=0, atol=0, equal_nan=True)
+        return results[0]
+
+    return check
+
+
+@pytest.fixture
 def python_walks(monkeypatch):
     """The loops over tensors as where the module ``_nodes`` is not loaded."""
     from amp_kernels._dispatch import walks

@@ -168,7 +168,7 @@ def _seen(module: torch.nn.Module | None, run: Run, path: str = "") -> Any:
     if not path or isinstance(module, LISTS):
         children = module._modules.items()
         return standing_in(module, _modules={k: _seen(child, run, f"{path}.{k}".lstrip(".")) for k, child in children})
-    untouched = (type(None),)
+    untouched = (type(None), torch.nn.ParameterList, torch.nn.ParameterDict)
     return module if isinstance(module, untouched) else Submodule(module, path, run)
 
 

@@ -64,17 +64,10 @@ LAYOUTS = (
     Layout("fp32 + bf16 shadow", torch.float32, 30, {"shadow_dtype": torch.bfloat16}, shadow=True),
     Layout("bf16 + fp32 master", torch.bfloat16, 28, {"master_weights": "fp32"}),
     Layout("bf16 + split master", torch.bfloat16, 26, {"master_weights": "split"}),
-    Layout(
-        "bf16 + split, bf16 moments", torch.bfloat16, 18, {"master_weights": "split", "state_dtype": torch.bfloat16}
-    ),
+    Layout("bf16 + split, bf16 moments", torch.bfloat16, 18, {"master_weights": "split", "state_dtype": torch.bfloat16}),
     EIGHT_BIT,
-    Layout(
-        "bf16 + split24, 8-bit moments",
-        torch.bfloat16,
-        8 + 4 * CODED,
-        {"master_weights": "split24", "state_dtype": "8bit"},
-    ),
-)
+    Layout("bf16 + split24, 8-bit moments", torch.bfloat16, 8 + 4 * CODED, {"master_weights": "split24", "state_dtype": "8bit"}),
+)  # fmt: skip
 
 
 @dataclass

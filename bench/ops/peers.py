@@ -130,11 +130,7 @@ FUNCTIONS: dict[str, dict[str, tuple[str, str, Callable]]] = {
             "mixed_dtype_fused_rms_norm_affine",
             lambda f: lambda x, weight: f(x, weight, weight.shape, NORM_EPS),
         ),
-        "liger": (
-            "liger_kernel.ops.rms_norm",
-            "LigerRMSNormFunction",
-            lambda f: lambda x, weight: f.apply(x, weight, NORM_EPS),
-        ),
+        "liger": ("liger_kernel.ops.rms_norm", "LigerRMSNormFunction", lambda f: lambda x, weight: f.apply(x, weight, NORM_EPS)),
         "quack": ("quack", "rmsnorm", lambda f: lambda x, weight: f(x, weight, eps=NORM_EPS)),
     },
     "cross_entropy": {
@@ -182,7 +178,7 @@ FUNCTIONS: dict[str, dict[str, tuple[str, str, Callable]]] = {
             lambda f: lambda table, indices: f.apply(table, indices),
         )
     },
-}
+}  # fmt: skip
 
 
 def torch_linear_cross_entropy() -> dict[str, Callable]:

@@ -48,17 +48,11 @@ class ModelConfig:
 # that run sets the size. "gpt2" is GPT-2 124M without its 38 M vocabulary weights; it reads the text a dozen times,
 # hence the dropout.
 MODELS = {
-    "nano": ModelConfig(
-        32, 2, 1, context=32, batch=8, steps=60, lr=5e-3, growth_interval=8, eval_batches=4, dropout=0.1
-    ),
+    "nano": ModelConfig(32, 2, 1, context=32, batch=8, steps=60, lr=5e-3, growth_interval=8, eval_batches=4, dropout=0.1),
     "micro": ModelConfig(64, 4, 2, context=64, batch=16, steps=700, lr=4e-3, growth_interval=80, eval_batches=24),
-    "mini": ModelConfig(
-        384, 6, 6, context=256, batch=64, steps=300, lr=1e-3, growth_interval=30, eval_batches=8, dropout=0.2
-    ),
-    "gpt2": ModelConfig(
-        768, 12, 12, context=1024, batch=16, steps=300, lr=6e-4, growth_interval=30, eval_batches=4, dropout=0.2
-    ),
-}
+    "mini": ModelConfig(384, 6, 6, context=256, batch=64, steps=300, lr=1e-3, growth_interval=30, eval_batches=8, dropout=0.2),
+    "gpt2": ModelConfig(768, 12, 12, context=1024, batch=16, steps=300, lr=6e-4, growth_interval=30, eval_batches=4, dropout=0.2),
+}  # fmt: skip
 
 
 class Block(nn.Module):

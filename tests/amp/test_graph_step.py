@@ -69,15 +69,9 @@ MORE = {
     "adamw 8 bits": (
         ak.optim.AdamW,
         torch.bfloat16,
-        {
-            "master_weights": "split24",
-            "state_dtype": "8bit",
-            "cautious": True,
-            "decouple_lr": True,
-            "weight_decay": 0.2,
-        },
+        {"master_weights": "split24", "state_dtype": "8bit", "cautious": True, "decouple_lr": True, "weight_decay": 0.2},
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS | MORE)

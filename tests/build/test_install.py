@@ -245,14 +245,10 @@ def test_the_list_of_architectures_means_what_torch_means(tmp_path, monkeypatch,
         ("MAX_JOBS", "abc", "MAX_JOBS=abc; accepted: a whole number from 1 on"),
         ("MAX_JOBS", "0", "MAX_JOBS=0; accepted: a whole number from 1 on"),
         ("NVCC_THREADS", "2.5", "NVCC_THREADS=2.5; accepted: a whole number from 1 on"),
-        (
-            "TORCH_CUDA_ARCH_LIST",
-            "9.0;Hoper",
-            "TORCH_CUDA_ARCH_LIST=9.0;Hoper names Hoper; accepted: numbers such as 9.0",
-        ),
+        ("TORCH_CUDA_ARCH_LIST", "9.0;Hoper", "TORCH_CUDA_ARCH_LIST=9.0;Hoper names Hoper; accepted: numbers such as 9.0"),
         ("TORCH_CUDA_ARCH_LIST", "native", "TORCH_CUDA_ARCH_LIST=native, but nvidia-smi shows no GPU"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_variable_stops_the_build(monkeypatch, variable, value, said):
     monkeypatch.setenv(variable, value)
     monkeypatch.setenv("PATH", "/nonexistent")

@@ -1,13 +1,11 @@
 """No central list is edited: a file in ops/ and one in _triton/ make ops that the policy, Triton, flop counters, the command line
 and the registry's tests know. Shown on a copy of the package with such a family of two ops."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from ..helpers.processes import python
 from .package_copy import copy_package
 
 FAMILY = """
@@ -96,10 +94,7 @@ def package(tmp_path):
 
 
 def run(package, *command):
-    environment = {**os.environ, "PYTHONPATH": str(package), "TRITON_INTERPRET": "1"}
-    result = subprocess.run([sys.executable, *command], cwd=package, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+    return python(*command, cwd=package, PYTHONPATH=str(package), TRITON_INTERPRET="1").stdout
 
 
 def test_two_files_make_a_family_that_everything_knows(package):

@@ -3,14 +3,13 @@ the test table. Shown with Adagrad (Duchi et al., JMLR 2011) in a copy of the pa
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from amp_kernels._updates.arguments import UpdateArguments
 
+from ..helpers.processes import python
 from .package_copy import copy_package
 
 TESTS = Path(__file__).parents[1]
@@ -153,10 +152,7 @@ def folder(tmp_path_factory):
 
 
 def run(folder, *command, **variables):
-    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{TESTS.parent}", **variables}
-    result = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-3000:]
-    return result.stdout
+    return python(*command, cwd=folder, PYTHONPATH=f"{folder}{os.pathsep}{TESTS.parent}", **variables).stdout
 
 
 def test_declaration_triton_and_class(folder):

@@ -71,14 +71,10 @@ class Ring(NamedTuple):
 
 RINGS = {
     "norm_forward, 16 bits": Ring("norm/forward", "norm_forward_ring", 16, 3, (BF16, BF16, False), 2, 4, 19, 0.9),
-    "norm_forward, added to a stream of fp32": Ring(
-        "norm/forward", "norm_forward_ring", 16, 3, (BF16, BF16, True), 6, 12, 24, 0.9
-    ),
+    "norm_forward, added to a stream of fp32": Ring("norm/forward", "norm_forward_ring", 16, 3, (BF16, BF16, True), 6, 12, 24, 0.9),
     "norm_backward, 16 bits": Ring("norm/backward", "norm_backward_ring", 8, 3, (BF16, BF16, False), 4, 6, 27, 0.8),
-    "norm_backward, of a stream of fp32": Ring(
-        "norm/backward", "norm_backward_ring", 8, 3, (BF16, FP32, True), 10, 16, 28, 0.8
-    ),
-}
+    "norm_backward, of a stream of fp32": Ring("norm/backward", "norm_backward_ring", 8, 3, (BF16, FP32, True), 10, 16, 28, 0.8),
+}  # fmt: skip
 
 
 class Code(NamedTuple):

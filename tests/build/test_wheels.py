@@ -3,8 +3,6 @@
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 
 from amp_kernels._dispatch import load, nodes
 
-ROOT = Path(__file__).parents[2]
+from ..helpers.processes import ROOT, python, run
 
 
 def program(name: str):
@@ -120,35 +118,20 @@ def test_the_version_is_in_one_place_and_the_citation_and_the_changelog_follow()
 
 @pytest.mark.parametrize(("tag", "status"), [("v{}", 0), ("{}", 1), ("v{}1", 1)])
 def test_a_release_needs_the_tag_of_the_version(tag, status):
-    command = [sys.executable, ROOT / ".ci" / "wheels.py", "tag", tag.format(wheels.version())]
-    assert subprocess.run(command, capture_output=True).returncode == status
+    python(".ci/wheels.py", "tag", tag.format(wheels.version()), status=status)
 
 
 def test_the_source_distribution_holds_the_whole_repository(tmp_path):
-    command = [
-        sys.executable,
-        "setup.py",
-        "--quiet",
-        "egg_info",
-        "--egg-base",
-        tmp_path,
-        "sdist",
-        "--dist-dir",
-        tmp_path,
-    ]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    python("setup.py", "--quiet", "egg_info", "--egg-base", tmp_path, "sdist", "--dist-dir", tmp_path)
     with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    assert set(listed) <= names
+    assert set(run("git", "ls-files").stdout.split()) <= names
     assert not [name for name in names if name.endswith((".so", ".pyc", "_build_info.json"))]
 
 
 def test_links_need_an_address(tmp_path):
-    command = [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", tmp_path]
     for address, expected in (("", False), ("https://example.org/owner/amp_kernels/", True)):
-        environment = {"PATH": "/usr/bin:/bin", "AMP_KERNELS_REPOSITORY": address}
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, env=environment)
+        python("setup.py", "--quiet", "egg_info", "--egg-base", tmp_path, AMP_KERNELS_REPOSITORY=address)
         info = (tmp_path / "amp_kernels.egg-info" / "PKG-INFO").read_text()
         for name, page in (("Source", ""), ("Issues", "/issues"), ("Security", "/security")):
             assert (f"Project-URL: {name}, https://example.org/owner/amp_kernels{page}\n" in info) == expected

@@ -39,17 +39,11 @@ COLUMNS_AND_ROWS = {"0": ColwiseParallel(), "2": RowwiseParallel()}
 #: Plans, and where the rows of what comes in lie; where there is none, a function places the model.
 PLANS = {
     "fully_shard": (lambda model: fully_shard(model, mesh=everyone()), Replicate()),
-    "both": (
-        lambda model: fully_shard(parallelize_module(model, grid()["tp"], COLUMNS_AND_ROWS), mesh=grid()["dp"]),
-        Replicate(),
-    ),
+    "both": (lambda model: fully_shard(parallelize_module(model, grid()["tp"], COLUMNS_AND_ROWS), mesh=grid()["dp"]), Replicate()),
     "columns and rows": (COLUMNS_AND_ROWS, Replicate()),
-    "of a sequence": (
-        {"0": ColwiseParallel(input_layouts=Shard(1)), "2": RowwiseParallel(output_layouts=Shard(1))},
-        Shard(1),
-    ),
+    "of a sequence": ({"0": ColwiseParallel(input_layouts=Shard(1)), "2": RowwiseParallel(output_layouts=Shard(1))}, Shard(1)),
     "DTensors between": ({"0": ColwiseParallel(use_local_output=False), "2": RowwiseParallel()}, Replicate()),
-}
+}  # fmt: skip
 
 
 def place(model, plan):

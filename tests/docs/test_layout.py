@@ -2,18 +2,15 @@
 
 import html
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ..helpers.patience import PATIENCE
+from ..helpers.processes import run
 
-ROOT = Path(__file__).parents[2]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 MKDOCS = shutil.which("mkdocs", path=str(Path(sys.executable).parent))
 WIDTHS = (1280, 390)
@@ -60,15 +57,9 @@ def site(tmp_path_factory):
     if BROWSER is None:
         pytest.skip("there is no Chromium; Debian's package is chromium")
     folder = tmp_path_factory.mktemp("site")
-    environment = os.environ | {"AMP_KERNELS_REPOSITORY": "https://example.org/owner/name/"}
-    run([MKDOCS, "build", "--quiet", "--site-dir", folder], cwd=ROOT, env=environment)
+    repository = "https://example.org/owner/name/"
+    run(MKDOCS, "build", "--quiet", "--site-dir", folder, AMP_KERNELS_REPOSITORY=repository)
     return folder
-
-
-def run(command, **options):
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, **options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def cut(site, pages):
@@ -78,7 +69,7 @@ def cut(site, pages):
     options = "--headless --no-sandbox --disable-gpu --hide-scrollbars --allow-file-access-from-files --dump-dom"
     budget = f"--virtual-time-budget={1000 * len(pages) * len(WIDTHS)}"
     profile = f"--user-data-dir={site / 'profile'}"
-    dom = run([BROWSER, *options.split(), budget, profile, "--window-size=1400,1000", driver.as_uri()])
+    dom = run(BROWSER, *options.split(), budget, profile, "--window-size=1400,1000", driver.as_uri()).stdout
     measured = re.search(r"measured (\[.*\])", dom)
     assert measured, dom[-2000:]
     return json.loads(html.unescape(measured[1]))

@@ -3,10 +3,7 @@
 import functools
 import inspect
 import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +15,7 @@ import amp_kernels as ak
 from amp_kernels._dispatch.policy import Built, choose
 from bench import report, summary
 
-from ..helpers.patience import PATIENCE
+from ..helpers.processes import python
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text()
@@ -168,15 +165,7 @@ def test_the_cases_in_which_torch_is_faster_are_those_of_the_record():
 
 @pytest.mark.parametrize("repository", ["", "https://example.org/amp_kernels"])
 def test_an_index_gets_absolute_links_or_none(repository):
-    shown = subprocess.run(
-        [sys.executable, "setup.py", "--quiet", "--long-description"],
-        cwd=ROOT,
-        env=os.environ | {"AMP_KERNELS_REPOSITORY": repository},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE,
-    ).stdout
+    shown = python("setup.py", "--quiet", "--long-description", AMP_KERNELS_REPOSITORY=repository).stdout
     targets = re.findall(r"\]\(([^)]+)\)", shown)
     assert all(target.startswith("https://") for target in targets)
     assert f"{repository}/blob/main/docs/gpu.md" in targets or not repository

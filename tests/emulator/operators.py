@@ -75,10 +75,6 @@ OPERATORS: list[Operator] = [
     ("the other phase", r"\b(?:\w+(?:\.|->))*\w*(?:phase|parity)(?=\))", r"(\g<0> ^ 1)"),
     ("another type", word_of(TYPES), TYPES),
     ("the other extreme", word_of(EXTREMES) + r"(?=[(<])", EXTREMES),
-    (
-        "the other of two",
-        "|".join(rf"(?<!int )(?<!int64_t )\b{a}\b(?! =)(?=[^\0]{{0,300}}\b{b}\b)" for a, b in NAMES.items()),
-        NAMES,
-    ),
+    ("the other of two", "|".join(rf"(?<!int )(?<!int64_t )\b{a}\b(?! =)(?=[^\0]{{0,300}}\b{b}\b)" for a, b in NAMES.items()), NAMES),
     ("the other truth", r"\b(?:true|false)\b", exchanged(("true", "false"))),
-]
+]  # fmt: skip

@@ -100,8 +100,7 @@ class Problem:
                 results = call()
         with ak.backend("cpu"):
             expected = call()
-        for got, want in zip(results, expected, strict=True):
-            torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True, check_stride=True)
+        torch.testing.assert_close([*results], [*expected], rtol=0, atol=0, equal_nan=True, check_stride=True)
 
 
 @settings(max_examples=60, deadline=None)

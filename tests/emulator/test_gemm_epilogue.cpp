@@ -237,7 +237,8 @@ void backward(Cases& cases) {
 }  // namespace ak::test::epilogue
 
 int main(int argc, char** argv) {
-  using namespace ak::test::epilogue;
+  using namespace ak::test;
+  using namespace epilogue;
   return check_parts("gemm_epilogue", Seeds(argc, argv, 3),
                      {in_registers, forward, operands, batches_and_swaps, odd_rows, beside_c, unaligned, accumulation,
                       swiglu_cases, backward});

@@ -16,9 +16,9 @@ void check(Cases& cases, const char* name, Options o) {
 }
 
 void forward(Cases& cases) {
-  const Options gelu{.mnk = {136, 136, 72}, .activation = gelu, .bias = kColumn};
-  check<Two, bf16>(cases, "bias, gelu", gelu);
-  check<Two, fp16, fp16, float>(cases, "fp32 bias, gelu", gelu);
+  const Options with_gelu{.mnk = {136, 136, 72}, .activation = gelu, .bias = kColumn};
+  check<Two, bf16>(cases, "bias, gelu", with_gelu);
+  check<Two, fp16, fp16, float>(cases, "fp32 bias, gelu", with_gelu);
   for (const int n : {8, 24, 40, 64, 72, 104, 200, 256, 264}) {
     const Options o{.mnk = {70, n, 72}, .activation = relu, .bias = kColumn, .residual = true};
     check<Broad, bf16>(cases, "bias, relu, residual, 256 columns a tile", o);
@@ -158,7 +158,8 @@ void narrow(Cases& cases) {
 }  // namespace ak::test::epilogue
 
 int main(int argc, char** argv) {
-  using namespace ak::test::epilogue;
+  using namespace ak::test;
+  using namespace epilogue;
   return check_parts("gemm_epilogue_tma", Seeds(argc, argv, 2, 2),
                      {forward, in_turns, with_z, in_floats, gated, backward, narrow});
 }

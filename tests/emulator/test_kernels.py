@@ -6,13 +6,12 @@ Needs a C++20 compiler, no CUDA. A failure prints the seed to replay it with: ``
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ..helpers.patience import PATIENCE
+from ..helpers.processes import python, run
 from . import families
 
 HERE = Path(__file__).parent
@@ -30,36 +29,27 @@ def programs(request) -> Path:
         assert shutil.which(tool, path=PATH), f"{tool} was not found (pip install cmake ninja)"
     here = (item for item in request.session.items if item.path == Path(__file__) and "programs" in item.fixturenames)
     needed = {item.callspec.params["test"] for item in here}
-    for command in (
-        ["cmake", "-S", HERE, "-B", BUILD, "-G", "Ninja"],
-        ["cmake", "--build", BUILD, "--target", *needed],
-    ):
-        step = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": PATH})
-        assert step.returncode == 0, step.stdout[-4000:] + step.stderr[-4000:]
+    run("cmake", "-S", HERE, "-B", BUILD, "-G", "Ninja", PATH=PATH)
+    run("cmake", "--build", BUILD, "--target", *needed, PATH=PATH)
     return BUILD
-
-
-def check(*command: object):
-    run = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=PATIENCE)
-    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("test", TESTS)
 def test_on_emulator(programs: Path, test: str):
-    check(programs / test)
+    run(programs / test)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("test", TESTS)
 def test_under_all_seeds(programs: Path, test: str):
-    check(programs / test, "all")
+    run(programs / test, "all")
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("test", ["test_grouped_schedules"])
 def test_no_schedule_of_grouped_products_hangs(programs: Path, test: str):
-    check(programs / test, 100)
+    run(programs / test, 100)
 
 
 def test_every_kernel_is_tested():
@@ -80,6 +70,4 @@ def test_every_kernel_is_tested():
 
 def test_no_planted_bug_is_stale():
     """Every trap quotes a line that is there, and every explained change is made; else ``make mutants`` ends before it begins."""
-    step = subprocess.run([sys.executable, HERE / "mutate.py", "--list"], capture_output=True, text=True)
-    assert step.returncode == 0, step.stderr
-    assert " 0 places" not in step.stdout
+    assert " 0 places" not in python(HERE / "mutate.py", "--list").stdout

@@ -120,17 +120,12 @@ def test_a_long_k_is_split(monkeypatch):
     [
         ([], (4, 4), 1, "a is empty"),
         ([(4, 4), (4, 4)], (8, 4), 2, "dim is 2; accepted: 0 or 1"),
-        (
-            [(4, 4), (5, 4)],
-            (8, 4),
-            1,
-            r"a\[1\] must be a matrix with as many rows as a\[0\]; got shapes \(5, 4\) and \(4, 4\)",
-        ),
+        ([(4, 4), (5, 4)], (8, 4), 1, r"a\[1\] must be a matrix with as many rows as a\[0\]; got shapes \(5, 4\) and \(4, 4\)"),
         ([(4, 4), (4, 5)], (4, 4), 0, "as many columns"),
         ([(4, 4), (4, 4)], (4, 4), 1, r"b must have shape \(8, N\); got \(4, 4\)"),
         ([(4, 4), (4, 4, 1)], (8, 4), 1, "must be a matrix"),
     ],
-)
+)  # fmt: skip
 def test_errors(a, b, dim, message):
     a, b = [torch.zeros(shape, dtype=bf16) for shape in a], torch.zeros(b, dtype=bf16)
     for backend in ("emulate", "cpu"):

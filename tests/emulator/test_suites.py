@@ -1,26 +1,18 @@
 """The tests of optimizers and scaler once more, with every op on the emulator: states, tables, lists and skips as users make
 them, through the host code of the CUDA ops; and those of ops, which run there anyway, under other schedules."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from ..helpers.patience import PATIENCE
+from ..helpers.processes import python
 
-ROOT = Path(__file__).parents[2]
 SHORT = "not thousand_steps and not rank"  # those take minutes on the emulator, or processes of their own
 
 
 def passed(*options, seed=0) -> int:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
-    environment = {**os.environ, "AMP_KERNELS_EMULATE_SEED": str(seed)}
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, env=environment)
-    assert run.returncode == 0, run.stdout[-6000:]
-    return int(re.search(r"(\d+) passed", run.stdout)[1])
+    said = python("-m", "pytest", "-p", "no:cacheprovider", *options, AMP_KERNELS_EMULATE_SEED=str(seed)).stdout
+    return int(re.search(r"(\d+) passed", said)[1])
 
 
 SUITES = ["--backend", "emulate", "-k", SHORT, "-m", "not gpu and not own_backend", "tests/optim", "tests/amp"]

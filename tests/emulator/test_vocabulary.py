@@ -1,11 +1,10 @@
 """The PTX side of csrc/device: ptxas accepts every entry. Needs nvcc, no GPU."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from ..helpers.patience import PATIENCE
+from ..helpers.processes import run
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.nvcc, pytest.mark.slow]
@@ -15,7 +14,4 @@ pytestmark = [pytest.mark.nvcc, pytest.mark.slow]
 def test_ptxas_accepts_every_entry(arch, tmp_path):
     command = ["nvcc", "-std=c++20", "--fmad=false", "--expt-relaxed-constexpr", "-I", ROOT / "csrc", "-cubin"]
     command += [f"-gencode=arch=compute_{arch},code=sm_{arch}", Path(__file__).parent / "vocabulary.cu"]
-    run = subprocess.run(
-        [*command, "-o", tmp_path / "vocabulary.cubin"], capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
+    run(*command, "-o", tmp_path / "vocabulary.cubin")

@@ -3,13 +3,11 @@
 import ast
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from ..helpers.patience import PATIENCE
+from ..helpers.processes import python
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
@@ -41,15 +39,7 @@ def check_learning(path, folder, **environment):
     """Run the file: its last line tells that the loss fell by a quarter or more, what it checks holds, no file stays behind."""
     paths = [str(FOLDER.parent), os.environ.get("PYTHONPATH")]
     environment |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(
-        [sys.executable, path],
-        cwd=folder,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    run = python(path, cwd=folder, **environment)
     last = LAST_LINE.fullmatch(run.stdout.splitlines()[-1])
     assert last, run.stdout
     before, after = map(float, last.groups())

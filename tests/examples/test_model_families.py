@@ -152,12 +152,9 @@ def trained(model, family, dtype, amp, optimizer):
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def one_thread(threads):
     """A second thread makes models as small as these slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    threads(1)
 
 
 @pytest.mark.own_backend

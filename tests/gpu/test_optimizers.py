@@ -37,14 +37,10 @@ OPTIMIZERS = {
     "lamb": (ak.optim.LAMB, F32, {"lr": 1e-2, "shadow_dtype": F16}),
     "adamw 8 bits": (ak.optim.AdamW, F32, {"lr": 1e-2, "state_dtype": "8bit", "amsgrad": True, "cautious": True}),
     "adamw 8 bits split24": (ak.optim.AdamW, BF16, {"lr": 1e-2, "master_weights": "split24", "state_dtype": "8bit"}),
-    "lion 8 bits": (
-        ak.optim.Lion,
-        F16,
-        {"lr": 1e-2, "master_weights": "none", "state_dtype": "8bit", "cautious": True},
-    ),
+    "lion 8 bits": (ak.optim.Lion, F16, {"lr": 1e-2, "master_weights": "none", "state_dtype": "8bit", "cautious": True}),
     "lamb 8 bits": (ak.optim.LAMB, F32, {"lr": 1e-2, "state_dtype": "8bit"}),
     "lamb split": (ak.optim.LAMB, BF16, {"lr": 1e-2, "master_weights": "split", "ema_decay": 0.9}),
-}
+}  # fmt: skip
 EVERY = pytest.mark.parametrize("name", OPTIMIZERS)
 BACKENDS = pytest.mark.parametrize("backend", ["cuda", "triton"])
 
@@ -183,8 +179,7 @@ def test_a_graphed_step_is_that_of_the_plain_loop(name):
             optimizer.param_groups[0]["lr"].mul_(0.5)
         found.append([*losses, *model.state_dict().values(), *results(list(model.parameters()), optimizer).values()])
         assert scaler.skipped_steps.item() == 1
-    for got, want in zip(*found, strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(*found, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", ["adamw", "adamw split bf16", "sgd momentum", "lion", "lamb"])
@@ -265,5 +260,4 @@ def test_torchs_scaler_drives_our_optimizer_and_ours_drives_torchs():
 
     wanted = run(ak.GradScaler, ak.optim.AdamW)
     for pair in ((torch.amp.GradScaler, ak.optim.AdamW), (ak.GradScaler, torch.optim.AdamW)):
-        for one, other in zip(run(*pair), wanted, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close([*run(*pair)], [*wanted], rtol=1e-4, atol=1e-5)

@@ -2,8 +2,6 @@
 
 import copy
 import gc
-import subprocess
-import sys
 import weakref
 
 import pytest
@@ -14,6 +12,7 @@ from amp_kernels.nn import MLP, Linear, accumulate_fp32
 from amp_kernels.ops import _main_grad
 
 from ..helpers.bounds import assert_within, reference_and_bound
+from ..helpers.processes import python
 
 
 @pytest.fixture(autouse=True)
@@ -340,8 +339,7 @@ module = ak.nn.Linear(4, 4)
 torch.kept = module.weight
 ak.nn.accumulate_fp32(module)
 """
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (result.returncode, result.stderr) == (0, "")
+    assert python("-c", script).stderr == ""
 
 
 def test_frozen_weights_other_modules_and_copies_are_left_alone():

@@ -106,8 +106,7 @@ def assert_same(plain, ours, **options):
     grads = [
         torch.autograd.grad(r.square().sum(), list(m.parameters())) for r, m in zip(results, (plain, ours), strict=True)
     ]
-    for got, want in zip(*grads, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("family", "source"), [("llama", SOURCE), ("phi", SOURCE), ("cohere", INTERLEAVED)])

@@ -45,22 +45,16 @@ class Block(torch.nn.Module):
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        (
-            torch.nn.Linear(2, 3),
-            "in_features=2, out_features=3, bias=True, amp_kernels.linear in place of torch.nn.Linear",
-        ),
+        (torch.nn.Linear(2, 3), "in_features=2, out_features=3, bias=True, amp_kernels.linear in place of torch.nn.Linear"),
         (torch.nn.LayerNorm(4, bias=False), "amp_kernels.layer_norm in place of torch.nn.LayerNorm"),
         (torch.nn.RMSNorm(4), "amp_kernels.rms_norm in place of torch.nn.RMSNorm"),
         (torch.nn.Embedding(3, 4), "Embedding(3, 4, amp_kernels.embedding in place of torch.nn.Embedding)"),
-        (
-            torch.nn.CrossEntropyLoss(),
-            "CrossEntropyLoss(amp_kernels.cross_entropy in place of torch.nn.CrossEntropyLoss)",
-        ),
+        (torch.nn.CrossEntropyLoss(), "CrossEntropyLoss(amp_kernels.cross_entropy in place of torch.nn.CrossEntropyLoss)"),
         (Conv1D(), "Conv1D(nf=3, nx=2, amp_kernels.linear in place of transformers.Conv1D)"),
         (LlamaRMSNorm(), "LlamaRMSNorm((4,), eps=1e-06, amp_kernels.rms_norm in place of transformers.LlamaRMSNorm)"),
     ],
     ids=lambda value: type(value).__name__,
-)
+)  # fmt: skip
 def test_a_converted_module_tells_its_function_and_former_class(module, line):
     before = repr(module)
     assert line in repr(ak.convert(module))

@@ -36,8 +36,7 @@ def test_numbers_and_gradients_are_the_models(bias, temperature):
         if model is theirs:
             want = [t.detach() for t in found]
             continue
-        for got, expected in zip(found, want, strict=True):
-            torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close([*found], [*want], rtol=1e-12, atol=1e-12)
         for one, other in zip(model.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-11, atol=1e-12)
     assert torch.equal(ak.nn.token_log_probs(ours, ids, temperature=temperature), found[0])

@@ -1,14 +1,12 @@
 """The package switched off: torch's results in FP32, whatever autocast and the scaler were asked for."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
 
 import amp_kernels as ak
+
+from ..helpers.processes import python
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +51,7 @@ def test_a_run_is_torchs_in_fp32(dtype):
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     theirs = losses(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2), scaler, None)
     assert ours == pytest.approx(theirs, rel=1e-5)
-    for a, b in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close([*model.parameters()], [*plain.parameters()], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("off")
@@ -116,7 +113,7 @@ def test_on_again():
 
 def test_by_the_environment():
     code = "import amp_kernels as ak; assert not ak.is_enabled(); assert not ak.GradScaler('cpu').is_enabled()"
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "AMP_KERNELS_DISABLE": "1"})
+    python("-c", code, AMP_KERNELS_DISABLE="1")
 
 
 def test_bad_argument():

@@ -47,11 +47,3 @@ def compiled(request):
 @pytest.fixture
 def generator():
     return torch.Generator().manual_seed(0)
-
-
-@pytest.fixture
-def threads():
-    """``threads(n)`` sets torch's number of threads for the rest of the test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)

@@ -115,17 +115,11 @@ def test_sums_of_columns_are_those_of_the_rounded_result(device, dtype, activati
         (torch.ones(2), torch.ones(2), "swiglu", ValueError, r"grad has shape \[2\]; accepted: \[1\]"),
         (torch.ones(1), torch.ones(3), "swiglu", ValueError, r"preact has shape \[3\]; .*an even size 4 or 2"),
         (torch.ones(()), torch.ones(()), "swiglu", ValueError, r"preact has no dimension"),
-        (
-            torch.ones(()),
-            torch.ones(()),
-            "relu",
-            ValueError,
-            r"preact has no dimension; accepted with bias_grad: \[\.\.\., F\]",
-        ),
+        (torch.ones(()), torch.ones(()), "relu", ValueError, r"preact has no dimension; accepted with bias_grad: \[\.\.\., F\]"),
         (torch.ones(2), torch.ones(2), "mish", ValueError, "activation is 'mish'"),
         (torch.ones(2, device="meta"), torch.ones(2), "relu", ValueError, "preact is on cpu, but grad is on meta"),
     ],
-)
+)  # fmt: skip
 def test_bad_input(grad, preact, activation, error, message):
     with pytest.raises(error, match=message):
         op._without_cpp_kernel(grad, preact, activation=activation, bias_grad=True)

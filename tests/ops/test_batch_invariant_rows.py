@@ -44,13 +44,9 @@ FUNCTIONS = {
     "mlp": lambda x: ak.mlp(x, W1, None, W2),
     "gated mlp": lambda x: ak.mlp(x, GATED, None, W2, activation="swiglu"),
     "addmm": lambda x: ak.addmm(W2[0], x, W1.t()),
-    "linear_cross_entropy": lambda x: ak.linear_cross_entropy(x, HEAD, _targets(x), reduction="none", z_loss=1e-4)[
-        :, None
-    ],
-    "head": lambda x: ak.linear_cross_entropy(
-        x, HEAD, _targets(x), reduction="none", chunk_size=7, label_smoothing=0.1
-    )[:, None],
-}
+    "linear_cross_entropy": lambda x: ak.linear_cross_entropy(x, HEAD, _targets(x), reduction="none", z_loss=1e-4)[:, None],
+    "head": lambda x: ak.linear_cross_entropy(x, HEAD, _targets(x), reduction="none", chunk_size=7, label_smoothing=0.1)[:, None],
+}  # fmt: skip
 
 
 def _run(function, x):
@@ -68,7 +64,7 @@ CASES = [(name, torch.bfloat16) for name in FUNCTIONS] + [(name, torch.float16) 
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
-def test_rows(name, dtype):
+def test_rows(name, dtype, same_bits_for):
     function, x = FUNCTIONS[name], normal(ROWS, FEATURES, seed=9).to(dtype)
     whole = _run(function, x)
     order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(0))
@@ -79,12 +75,7 @@ def test_rows(name, dtype):
     apart.copy_(x[: len(apart)])
     for got, expected in zip(_run(function, apart), whole, strict=True):
         assert torch.equal(got, expected[: len(apart)])
-    threads = torch.get_num_threads()
-    for count in (1, 3):
-        torch.set_num_threads(count)
-        got = _run(function, x)
-        torch.set_num_threads(threads)
-        assert all(map(torch.equal, got, whole))
+    assert all(map(torch.equal, same_bits_for((1, 3), lambda: _run(function, x)), whole))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

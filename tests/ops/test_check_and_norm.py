@@ -93,20 +93,16 @@ def test_inverse_scale_is_rounded_once_from_double():
     assert run([grad], 3.0)[0] == torch.tensor((3.0 * torch.tensor(1 / 3).item()), dtype=torch.float32).square().item()
 
 
-def test_same_bits_for_any_number_of_threads():
+def test_same_bits_for_any_number_of_threads(threads):
     """The sum is 2^24 + 1, a tie between two fp32 numbers, and 1500 squares of 2^-15 that decide it. Added singly to the
     large sum they vanish, so the result shows in which order, that is with which chunks, the sum was formed."""
     grad = torch.zeros(300_032)
     grad[0], grad[64] = 4096.0, 1.0
     grad[100_032:200_000:64] = 2.0**-15
-    threads = torch.get_num_threads()
-    try:
-        for n in (1, 2, 3, 7):
-            torch.set_num_threads(n)
-            assert run([grad]) == (2.0**24 + 2, 0.0), n
-            assert run_each([grad, grad], per_tensor=True) == ([2.0**24 + 2] * 2, [0.0] * 2), n
-    finally:
-        torch.set_num_threads(threads)
+    for n in (1, 2, 3, 7):
+        threads(n)
+        assert run([grad]) == (2.0**24 + 2, 0.0), n
+        assert run_each([grad, grad], per_tensor=True) == ([2.0**24 + 2] * 2, [0.0] * 2), n
 
 
 def test_the_stride_of_a_dimension_of_one_element_means_nothing():

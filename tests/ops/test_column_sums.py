@@ -2,8 +2,6 @@
 threads, on every set of instructions but ``portable``, which leaves them to torch, and in one pass with a derivative."""
 
 import itertools
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,8 +13,8 @@ from amp_kernels.ops import _linear
 
 from ..helpers.backends import use
 from ..helpers.bounds import assert_within
-from ..helpers.patience import PATIENCE
 from ..helpers.poison import embed, poisoned_allocations
+from ..helpers.processes import python
 from . import raw
 from .raw import activation_backward
 
@@ -136,4 +134,4 @@ assert bias.grad.tolist() == [6.0] * 4
 
 
 def test_an_install_without_the_library_sums_by_torch():
-    subprocess.run([sys.executable, "-c", WITHOUT_LIBRARIES], check=True, timeout=PATIENCE)
+    python("-c", WITHOUT_LIBRARIES)

@@ -49,12 +49,7 @@ X, Y = torch.zeros(4, 5), torch.zeros(4, dtype=torch.int64)
         ((X, Y.int()), {}, TypeError, "target has dtype int32; accepted: int64, uint8"),
         ((torch.tensor(0.0), Y), {}, ValueError, "logits has no dimension"),
         ((X, Y[:3]), {}, ValueError, r"target has shape \[3\]; accepted: \[4\]"),
-        (
-            (X, X[:, :4]),
-            {},
-            ValueError,
-            r"target has dtype float32, that of probabilities, and shape \[4, 4\]; accepted: \[4, 5\]",
-        ),
+        ((X, X[:, :4]), {}, ValueError, r"target has dtype float32, that of probabilities, and shape \[4, 4\]; accepted: \[4, 5\]"),
         ((X, X), {"ignore_index": 0}, ValueError, "ignore_index is 0, but the target holds probabilities"),
         ((X[:, :0], Y), {}, ValueError, "target names classes, and logits of shape"),
         ((X, Y, torch.ones(4)), {}, ValueError, r"weight has shape \[4\]; accepted: \[5\]"),
@@ -68,7 +63,7 @@ X, Y = torch.zeros(4, 5), torch.zeros(4, dtype=torch.int64)
         ((X[:1].expand(4, 5), Y), {"inplace": True}, ValueError, "elements share"),
         ((X, Y.to("meta")), {}, ValueError, "target is on meta, but logits is on cpu"),
     ],
-)
+)  # fmt: skip
 def test_bad_input(args, options, error, message):
     with pytest.raises(error, match=message):
         cross_entropy(*args, **options)

@@ -124,20 +124,9 @@ def test_four_thousand_small_gradients(device):
     assert not weight.grad[::2].any()
 
 
-def test_the_bits_are_those_of_the_run_before(device):
-    weight, indices, grad = problem(9, 40, 700, torch.float32, device)
-    assert torch.equal(check(weight, indices, grad), check(weight, indices, grad))
-
-
-def test_threads_do_not_change_the_bits():
-    weight, indices, grad = problem(50, 300, 2000, torch.float32)
-    threads, results = torch.get_num_threads(), []
-    for n in (1, 2, 3):
-        torch.set_num_threads(n)
-        results.append(check(weight, indices, grad))
-    torch.set_num_threads(threads)
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+def test_the_bits_are_those_of_the_run_before_and_of_any_number_of_threads(device, same_bits_for):
+    weight, indices, grad = problem(*((50, 300, 2000) if device == "cpu" else (9, 40, 700)), torch.float32, device)
+    same_bits_for((1, 1, 2, 3), lambda: check(weight, indices, grad))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

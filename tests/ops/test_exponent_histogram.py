@@ -76,15 +76,9 @@ def test_a_list_longer_than_a_launch():
     check(*(values[i % 17 : i % 17 + i * 37 % 1009 % 90].to(DTYPES[i % 4])[i % 3 :] for i in range(1290)))
 
 
-def test_threads_do_not_change_it():
+def test_threads_do_not_change_it(same_bits_for):
     tensors = [torch.randn(300_000), torch.randn(70_000).bfloat16()]
-    results = []
-    for threads in (1, 2):
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        results.append(exponent_histogram(tensors))
-        torch.set_num_threads(before)
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    same_bits_for((1, 2), lambda: exponent_histogram(tensors))
 
 
 @pytest.mark.parametrize(

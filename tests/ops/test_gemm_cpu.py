@@ -3,8 +3,6 @@ threads and rows, nothing read beyond the operands."""
 
 import itertools
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -14,6 +12,7 @@ from amp_kernels._dispatch import cpu_isa
 
 from ..helpers.generators import HALF_DTYPES, integers, operand
 from ..helpers.patience import PATIENCE
+from ..helpers.processes import python
 from .raw import gemm, gemm_accumulate_, gemm_dact
 
 #: Around tiles (4, 8, 16, 32; 16, 24, 32, 48), units of 64 rows, blocks of 192 columns, depths of 192 to 512.
@@ -174,10 +173,7 @@ for isa in sys.argv[1:]:
 
 def test_reads_end_where_the_operands_end():
     """Memory that may not be touched lies before and after them."""
-    run = subprocess.run(
-        [sys.executable, "-c", GUARDED, *cpu_isa.available()], capture_output=True, text=True, check=False
-    )
-    assert run.stdout.split() == cpu_isa.available(), run.stderr
+    assert python("-c", GUARDED, *cpu_isa.available()).stdout.split() == cpu_isa.available()
 
 
 # ---- the tiles
@@ -307,14 +303,8 @@ if cpu_isa.chosen() != "portable":  # torch's fp32 matmul, which waits for threa
 def test_processes_forked_before_and_after_a_product(isa):
     """Linux grants the tiles to a process once, and its children inherit them. OpenMP's threads they do not inherit
     (docs/cpu.md)."""
-    run = subprocess.run(
-        [sys.executable, "-c", FORKED, str(PATIENCE)],
-        env={**os.environ, "AMP_KERNELS_CPU_ISA": isa},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (run.stdout, run.returncode) == (f"{[True] * 4} True {[True] * 4}\n0 0\n", 0), run.stderr
+    said = python("-c", FORKED, PATIENCE, AMP_KERNELS_CPU_ISA=isa).stdout
+    assert said == f"{[True] * 4} True {[True] * 4}\n0 0\n"
 
 
 # ---- the choice
@@ -365,12 +355,6 @@ except RuntimeError as error:
 os.environ["AMP_KERNELS_CPU_ISA"] = "portable"
 print(ak.matmul(x, x)[0, 0].item(), cpu_isa.chosen())
 """
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "AMP_KERNELS_CPU_ISA": "mmx"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "AMP_KERNELS_CPU_ISA is 'mmx'; this machine has: portable" in run.stdout, run.stderr
-    assert run.stdout.endswith("\n2.0 portable\n")
+    said = python("-c", code, AMP_KERNELS_CPU_ISA="mmx").stdout
+    assert "AMP_KERNELS_CPU_ISA is 'mmx'; this machine has: portable" in said
+    assert said.endswith("\n2.0 portable\n")

@@ -21,13 +21,9 @@ LISTS = [
     ([torch.ones(2, dtype=torch.complex64)], TypeError, r"grads\[0\] is torch.complex64"),
     ([torch.ones(2).to_sparse()], ValueError, r"grads\[0\] has layout torch.sparse_coo"),
     ([torch.ones(2), META], ValueError, r"grads\[1\] is on meta and grads\[0\] on cpu"),
-    (
-        [torch.ones(4, 4)[:, ::2]],
-        ValueError,
-        r"grads\[0\] is float32\[4, 2\] with strides \(4, 2\) on cpu, which leaves gaps",
-    ),
+    ([torch.ones(4, 4)[:, ::2]], ValueError, r"grads\[0\] is float32\[4, 2\] with strides \(4, 2\) on cpu, which leaves gaps"),
     ([torch.ones(3).expand(2, 3)], ValueError, ".*which leaves gaps in memory or overlaps itself"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("grads", "error", "text"), LISTS)

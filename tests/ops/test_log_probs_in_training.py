@@ -161,8 +161,7 @@ def test_compiled_and_transformed(dtype):
     want, want_grads = derivatives(lambda *t: call(*t, target, temperature), (x, weight, bias), (torch.ones(12),) * 2)
     compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
     got, grads = derivatives(lambda *t: compiled(*t, target, temperature), (x, weight, bias), (torch.ones(12),) * 2)
-    for a, b in zip((*got, *grads), (*want, *want_grads), strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close((*got, *grads), (*want, *want_grads))
     gradient = torch.func.grad(lambda *t: call(*t)[0].sum() + call(*t)[1].sum())
     leaves = x.detach(), weight.detach(), bias.detach()
     torch.testing.assert_close(gradient(*leaves, target, temperature), want_grads[0], rtol=2e-2, atol=2e-2)

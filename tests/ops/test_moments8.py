@@ -209,16 +209,10 @@ def with_moment(change, k=0):
 BAD = {
     "size": (with_moment(lambda b: b[:-1].clone()), r"moments\[0\] is uint8 and has \d+ elements; .* multiple of 33"),
     "no exponents": (with_moment(lambda b: b[: 33 * 20].clone()), r"of moments\[0\] on, which has"),
-    "offset": (
-        lambda u: u.layout[1].copy_(torch.tensor([0, 112, 1, 0, 1, 0, 0])),
-        r"params\[1\] begins at element 112 of moments\[0\]",
-    ),
+    "offset": (lambda u: u.layout[1].copy_(torch.tensor([0, 112, 1, 0, 1, 0, 0])), r"params\[1\] begins at element 112 of moments\[0\]"),
     "index": (lambda u: u.layout[1].copy_(torch.tensor([0, 96, 1, 0, -1, 0, 0])), r"has index -1"),
-    "master": (
-        lambda u: u.masters.__setitem__(0, torch.zeros(4096, dtype=I8)),
-        r"params\[0\] is float32 and its block has masters",
-    ),
-}
+    "master": (lambda u: u.masters.__setitem__(0, torch.zeros(4096, dtype=I8)), r"params\[0\] is float32 and its block has masters"),
+}  # fmt: skip
 
 
 @COMPILED

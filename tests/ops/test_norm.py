@@ -189,19 +189,10 @@ def test_many_rows_and_long_rows(kind, backend, shape):
     torch.testing.assert_close(mine.double(), theirs.grad, rtol=1e-4, atol=1e-4 * theirs.grad.abs().max().item())
 
 
-def test_the_same_bits_again_and_for_any_number_of_threads(kind):
+def test_the_same_bits_again_and_for_any_number_of_threads(kind, same_bits_for):
     x, grad, weight = normal(400, 700).requires_grad_(), normal(400, 700, seed=1), normal(700, seed=2).requires_grad_()
 
-    def run():
-        return torch.autograd.grad(call(kind, x, 700, weight), [x, weight], grad)
-
-    threads, first = torch.get_num_threads(), run()
-    try:
-        for count in (1, 2, 5):
-            torch.set_num_threads(count)
-            assert all(torch.equal(a, b) for a, b in zip(first, run(), strict=True))
-    finally:
-        torch.set_num_threads(threads)
+    same_bits_for((1, 1, 2, 5), lambda: torch.autograd.grad(call(kind, x, 700, weight), [x, weight], grad))
 
 
 # ---- the differentiable ops against torch

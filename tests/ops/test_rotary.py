@@ -331,11 +331,7 @@ def test_nothing():
 
 Q, K, COS, SIN, Q_WEIGHT, K_WEIGHT = problem(2, 2, 1, 3, 8, 8, BF16, normed=True)
 MISTAKES = {
-    "three dimensions": (
-        {"q": Q[0]},
-        ValueError,
-        r"q has shape \[2, 3, 8\]; accepted: \[batch, heads, tokens, width\]",
-    ),
+    "three dimensions": ({"q": Q[0]}, ValueError, r"q has shape \[2, 3, 8\]; accepted: \[batch, heads, tokens, width\]"),
     "odd width": ({"q": Q[..., :7]}, ValueError, "an even width from 2 to 256"),
     "too wide": ({"q": Q.repeat(1, 1, 1, 40)}, ValueError, "an even width from 2 to 256"),
     "other tokens": ({"k": K[:, :, :2]}, ValueError, r"k has shape \[2, 1, 2, 8\]; accepted: that of q"),
@@ -353,7 +349,7 @@ MISTAKES = {
     "dtype of a weight": ({"k_weight": K_WEIGHT.float()}, TypeError, "k_weight has dtype float32; accepted: bfloat16"),
     "no tensor": ({"sin": None}, TypeError, "sin has type NoneType; accepted: a tensor"),
     "another device": ({"sin": SIN.to("meta")}, ValueError, "sin is on meta, but q is on cpu"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", MISTAKES)

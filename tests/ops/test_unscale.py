@@ -83,17 +83,12 @@ def test_without_a_flag():
     ("grads", "found_inf", "inv_scale", "message"),
     [
         ([torch.ones(2), torch.ones(4)[::2]], torch.zeros(()), torch.ones(()), r"unscale_: grads\[1\] must cover"),
-        (
-            [torch.ones(2), torch.ones(2).int()],
-            torch.zeros(()),
-            torch.ones(()),
-            r"grads\[1\] must have dtype .* got int32",
-        ),
+        ([torch.ones(2), torch.ones(2).int()], torch.zeros(()), torch.ones(()), r"grads\[1\] must have dtype .* got int32"),
         ([torch.ones(2)], torch.zeros(2), torch.ones(()), "found_inf must have one element"),
         ([torch.ones(2)], torch.zeros((), dtype=torch.float64), torch.ones(()), "found_inf must have dtype float32"),
         ([torch.ones(2)], torch.zeros(()), torch.ones(3), "inv_scale must have one element"),
     ],
-)
+)  # fmt: skip
 def test_bad_calls_change_nothing(grads, found_inf, inv_scale, message):
     with pytest.raises(RuntimeError, match=message):
         OP(grads, found_inf, inv_scale * 0.5)

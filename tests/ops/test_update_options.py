@@ -131,5 +131,4 @@ def test_bits_are_those_of_seed_step_index_and_element(op, backend, dtype):
 def test_no_effect_on_weights_with_a_float32_form(op, backend, kind):
     flagged = Kind(kind.param, kind.master, kind.shadow, stochastic=True)
     plain, marked = stepped(op, backend, kinds=[kind]), stepped(op, backend, kinds=[flagged])
-    for a, b in zip(plain.tensors, marked.tensors, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close([*plain.tensors], [*marked.tensors], rtol=0, atol=0, equal_nan=True)

@@ -28,8 +28,7 @@ def stepped(rule, kinds, op=None, **call) -> tuple[Update, Update]:
 
 
 def assert_same(update, other):
-    for a, b in zip(update.tensors, other.tensors, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close([*update.tensors], [*other.tensors], rtol=0, atol=0, equal_nan=True)
 
 
 def test_every_rule_has_a_row():
@@ -138,17 +137,9 @@ def test_emulated_kernels_have_the_cpus_bits(rule, moment_dtype, moved):
 
 
 @RULE
-def test_same_bits_for_any_number_of_threads(rule):
-    results, threads = [], torch.get_num_threads()
+def test_same_bits_for_any_number_of_threads(rule, same_bits_for):
     kinds = [Kind(F32, shadow=F16), Kind(BF16, master=torch.int16), Kind(F16, stochastic=True, ema=True)]
-    try:
-        for n in (1, 2, 5):
-            torch.set_num_threads(n)
-            results.append(stepped(rule, kinds, shapes=((200_007,), (5,), (70_000,)))[0])
-    finally:
-        torch.set_num_threads(threads)
-    for other in results[1:]:
-        assert_same(results[0], other)
+    same_bits_for((1, 2, 5), lambda: stepped(rule, kinds, shapes=((200_007,), (5,), (70_000,)))[0].tensors)
 
 
 # ---- of one rule alone (LAMB's trust ratio: test_lamb.py)
@@ -288,20 +279,11 @@ BAD_LISTS = {
     "block": (row(2, 1, 0, 0, 0, 2), r"layout\[2\] names block 1; there are 1"),
     "group": (row(2, 0, 0, 0, -1, 2), r"layout\[2\] names group -1"),
     "index": (row(2, 0, 0, 0, 0, -1), r"layout\[2\] has index -1; accepted: 0 to 9223372036854775807"),
-    "width": (
-        row(4, 0, 1120, 4, 0, 4, rows=(48, 64)),
-        r"layout\[4\] has width 48 and pitch 64; accepted: multiples of 32",
-    ),
-    "pitch": (
-        row(4, 0, 1120, 4, 0, 4, rows=(64, 32)),
-        r"layout\[4\] has width 64 and pitch 32; .* of at most the pitch",
-    ),
+    "width": (row(4, 0, 1120, 4, 0, 4, rows=(48, 64)), r"layout\[4\] has width 48 and pitch 64; accepted: multiples of 32"),
+    "pitch": (row(4, 0, 1120, 4, 0, 4, rows=(64, 32)), r"layout\[4\] has width 64 and pitch 32; .* of at most the pitch"),
     "no width": (row(4, 0, 1120, 4, 0, 4, rows=(0, 32)), r"layout\[4\] has width 0 and pitch 32; .* or 0 and 0"),
     "far rows": (row(4, 0, 1120, 4, 0, 4, rows=(32, 2**34 + 32)), r"pitch 17179869216; .* a pitch of at most 2\^34"),
-    "part of a row": (
-        row(4, 0, 1120, 4, 0, 4, rows=(32, 64)),
-        r"layout\[4\] has width 32 and 17003 elements; .* whole rows",
-    ),
+    "part of a row": (row(4, 0, 1120, 4, 0, 4, rows=(32, 64)), r"layout\[4\] has width 32 and 17003 elements; .* whole rows"),
     "slot": (row(2, 0, 0, 5, 0, 2), r"params\[2\] needs 1 elements from element 5 of steps\[0\] on, which has 5"),
     "offset": (row(4, 0, 1 << 40, 4, 0, 4), r"params\[4\] needs 17003 elements from element .* of moments\[0\] on"),
     "end": (row(4, 0, 2000, 4, 0, 4), r"params\[4\] needs 17003 elements from element 2000"),
@@ -315,7 +297,7 @@ BAD_LISTS = {
     "master of fp32": (changed("masters", 0, lambda t: torch.zeros(50_000)), r"params\[0\] is float32 .* has masters"),
     "shadow in fp32": (changed("shadows", 0, lambda t: torch.zeros(50_000)), "has float32 shadows"),
     "buffer strides": (last_moment(lambda t: torch.zeros(100_000)[::2]), rf"{LAST} must be contiguous"),
-}
+}  # fmt: skip
 
 
 def assert_refused(update, message, **call):

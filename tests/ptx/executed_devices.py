@@ -81,8 +81,7 @@ def test_a_device_does_the_same_with_another_at_work(work, chips):
     for i in (0, 1, 0, 1):
         results, launches = done(work, devices[i])
         assert launches == alone[i][1]
-        for got, want in zip(results, alone[i][0], strict=True):
-            torch.testing.assert_close(got, want, rtol=0, atol=0)
+        torch.testing.assert_close([*results], [*alone[i][0]], rtol=0, atol=0)
 
 
 def test_split_products_of_both_devices_take_turns():
@@ -120,8 +119,7 @@ def test_a_stream_of_the_tensors_device_is_used(streams):
 def test_tritons_kernels_are_launched_on_the_device_of_the_tensors(work):
     with ak.backend("triton"):
         there, here = (done(work, torch.device("cuda", i))[0] for i in (1, 0))
-    for got, want in zip(there, here, strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=0)
+    torch.testing.assert_close([*there], [*here], rtol=0, atol=0)
 
 
 def test_whole_steps_in_graphs_of_each_device():
@@ -195,5 +193,4 @@ def test_backward_runs_on_the_device_of_the_model():
         loss.backward()
         found.append([p.grad.cpu() for p in model.parameters()])
     for got in found[1:]:
-        for grad, want in zip(got, found[0], strict=True):
-            torch.testing.assert_close(grad, want, rtol=2e-2, atol=2e-3)
+        torch.testing.assert_close([*got], [*found[0]], rtol=2e-2, atol=2e-3)

@@ -3,8 +3,6 @@
 import ctypes
 import itertools
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,8 +13,8 @@ from amp_kernels._raw.check_and_norm import check_and_norm
 from amp_kernels._raw.exponent_histogram import exponent_histogram
 from amp_kernels._raw.unscale import unscale_
 
+from ..helpers.processes import python
 from ..ops import raw
-from .build import ROOT
 from .preloaded import machine, set_chip
 
 machine()
@@ -66,8 +64,7 @@ def test_training_is_that_of_the_cpu(name, capability, seeds):
         it.launched.clear()
         got, got_scale = train("cuda", name, torch.bfloat16, 0.5)
         assert got_scale == scale
-        for p, q in zip(got, want, strict=True):
-            torch.testing.assert_close(p, q, rtol=2e-2, atol=2e-3)
+        torch.testing.assert_close([*got], [*want], rtol=2e-2, atol=2e-3)
         kinds = {
             kind
             for kind in ("gemm_sm", "check_and_norm", "update_kernel", "update_scale")
@@ -133,8 +130,7 @@ def test_a_step_in_a_graph_launches_what_an_eager_one_does(name, dtype):
         assert any(kind in kernel for kernel in launched[1])
     assert launched[1] == launched[2]
     assert sorted(launched[0]) == sorted(launched[1] * 4)  # three steps to warm up, and the first replay
-    for got, want in zip(*found, strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=0)
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 def test_a_graph_of_muon_has_its_numbers_from_memory():
@@ -281,9 +277,7 @@ for stream in [*streams, streams[0], streams[-1]]:
 
 def test_counters_are_kept_for_a_limited_number_of_streams():
     """Else a program that makes a stream for each step would never stop to take memory. A process of its own: they are kept for good."""
-    run = subprocess.run([sys.executable, "-c", MANY_STREAMS], capture_output=True, text=True, cwd=ROOT)
-    assert run.returncode == 0, run.stderr[-4000:]
-    memsets = list(map(int, run.stdout.split()))
+    memsets = list(map(int, python("-c", MANY_STREAMS).stdout.split()))
     assert memsets[:257] == [1] * 257
     assert memsets[257:] == [0, 1]  # the first stream has its counters; the last zeroes memory at each call
 

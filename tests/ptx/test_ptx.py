@@ -2,16 +2,14 @@
 
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from tools.ptx.sources import sources_in
 
-from ..helpers.patience import PATIENCE
-from .build import ROOT, build
+from ..helpers.processes import python
+from .build import build
 from .families import FAMILIES
 from .forms import forms_of_words, opcodes
 from .mutate import texts_of
@@ -37,11 +35,9 @@ def template(kernel: str) -> str:
 
 def executed(tmp_path, *options: str) -> set[str]:
     """The templates of the kernels that the cases start."""
-    command = [sys.executable, "-m", "tests.ptx.run", "--kernels-file", tmp_path / "kernels", *options]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
-    assert run.returncode == 0, (run.stdout + run.stderr)[-12000:]
-    assert " passed" in run.stdout
-    assert "skipped" not in run.stdout, run.stdout
+    said = python("-m", "tests.ptx.run", "--kernels-file", tmp_path / "kernels", *options).stdout
+    assert " passed" in said
+    assert "skipped" not in said, said
     return {template(name) for name in (tmp_path / "kernels").read_text().split() if name.startswith("_Z")}
 
 
@@ -57,11 +53,9 @@ def test_executed(tmp_path):
 
 def test_tests_that_want_a_gpu():
     """Two of those that `make ptx` runs."""
-    command = [sys.executable, "-m", "tests.ptx.run", "-m", "gpu", "-k", "plain and sum and dtype0"]
-    command.append("tests/ops/test_cross_entropy.py::test_every_option")
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
-    assert run.returncode == 0, (run.stdout + run.stderr)[-12000:]
-    assert "2 passed" in run.stdout, run.stdout
+    chosen = "-m", "gpu", "-k", "plain and sum and dtype0", "tests/ops/test_cross_entropy.py::test_every_option"
+    said = python("-m", "tests.ptx.run", *chosen).stdout
+    assert "2 passed" in said, said
 
 
 def test_planted_bugs():

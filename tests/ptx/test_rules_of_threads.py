@@ -221,15 +221,9 @@ LAUNCHES = {
     "a cluster too large": ({"cluster": (16, 1, 1), "grid": (16, 1, 1)}, "a cluster of 16 blocks"),
     "half a cluster": ({"cluster": (2, 1, 1), "grid": (3, 1, 1)}, "a grid of whole clusters"),
     "another kind of cluster": ({"cluster": (1, 2, 1), "grid": (1, 2, 1)}, "only x is modelled"),
-    "shared memory that was not asked for": (
-        {"shared_bytes": 65536, "shared_limit": 49152},
-        "the kernel may have 49152",
-    ),
-    "shared memory that there is": (
-        {"shared_bytes": 230000, "shared_limit": 232448},
-        "more shared memory than a block may have",
-    ),
-}
+    "shared memory that was not asked for": ({"shared_bytes": 65536, "shared_limit": 49152}, "the kernel may have 49152"),
+    "shared memory that there is": ({"shared_bytes": 230000, "shared_limit": 232448}, "more shared memory than a block may have"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("changed", "error"), LAUNCHES.values(), ids=LAUNCHES)

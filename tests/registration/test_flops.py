@@ -1,8 +1,6 @@
 """torch.utils.flop_counter counts the package's products as torch's own; importing the package does not import it."""
 
 import functools
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import amp_kernels as ak
 
 from ..helpers import generators
+from ..helpers.processes import python
 
 normal = functools.partial(generators.normal, dtype=torch.bfloat16, grad=True)
 
@@ -55,11 +54,9 @@ def test_a_counter_made_before_the_package_was_imported():
         "with counter: ak.matmul(x, x.t())\n"
         "print(counter.get_total_flops())"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert result.stdout.strip() == "24", result.stderr
+    assert python("-c", script).stdout == "24\n"
 
 
 def test_importing_the_package_does_not_import_the_counter():
     script = "import sys, amp_kernels; print('torch.utils.flop_counter' in sys.modules, 'triton' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert result.stdout.strip() == "False False", result.stderr
+    assert python("-c", script).stdout == "False False\n"

@@ -12,20 +12,7 @@ PACKAGE = Path(amp_kernels.__file__).parent
 
 #: Each room, and the rooms that it may import from besides itself. A backend reads the contract that it implements.
 ROOMS = {
-    "": {
-        "_dispatch",
-        "_raw",
-        "_updates",
-        "amp",
-        "checkpoint",
-        "cli",
-        "distributed",
-        "integrations",
-        "nn",
-        "numerics",
-        "ops",
-        "optim",
-    },
+    "": {"_dispatch", "_raw", "_updates", "amp", "checkpoint", "cli", "distributed", "integrations", "nn", "numerics", "ops", "optim"},
     "cli": {"_checks", "_dispatch", "amp", "nn", "numerics"},
     "integrations": {"amp", "numerics", "optim"},
     "checkpoint": {"_checks", "_dispatch", "_raw", "amp", "optim"},
@@ -42,7 +29,7 @@ ROOMS = {
     "_sharding": {"_dispatch"},
     "_checks": set(),
     "_dispatch": {"_checks"},
-}
+}  # fmt: skip
 ROOT = {
     "__init__.py",
     "__main__.py",

@@ -17,6 +17,7 @@ from amp_kernels._dispatch import cpu_isa, load
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels.cli import doctor
 
+from ..helpers.processes import python
 from ..ops.composites import samples
 
 MUTATING = [name for name, op in REGISTRY.items() if op.mutated]
@@ -118,16 +119,10 @@ def test_every_op_has_samples_of_more_than_one_dtype():
 
 
 def test_import_touches_no_device_and_loads_no_triton():
-    code = (
-        "import sys, torch; import amp_kernels; assert not torch.cuda.is_initialized(); "
-        "assert 'triton' not in sys.modules, 'triton was imported'"
-    )
-    baseline = subprocess.run(
-        [sys.executable, "-c", "import sys, torch; print('triton' in sys.modules)"], capture_output=True, text=True
-    )
-    if baseline.stdout.strip() == "True":  # torch itself imported it
-        code = "import torch; import amp_kernels; assert not torch.cuda.is_initialized()"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    said = "print(torch.cuda.is_initialized(), 'triton' in sys.modules)"
+    baseline = python("-c", f"import sys, torch; {said}").stdout  # torch itself may import it
+    assert python("-c", f"import sys, torch; import amp_kernels; {said}").stdout == baseline
+    assert baseline.startswith("False")
 
 
 @pytest.mark.parametrize(
@@ -141,9 +136,8 @@ def test_import_touches_no_device_and_loads_no_triton():
     ],
 )
 def test_commands(command, expected):
-    result = subprocess.run([sys.executable, "-m", "amp_kernels", *command], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert all(text in result.stdout for text in expected)
+    said = python("-m", "amp_kernels", *command).stdout
+    assert all(text in said for text in expected)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what is said without CUDA")
@@ -155,21 +149,16 @@ def test_commands(command, expected):
     ],
 )
 def test_info_of_a_backend_that_cannot_run_takes_a_line(backend, status, expected):
-    command = [sys.executable, "-m", "amp_kernels", "info"]
-    environment = {**os.environ, "AMP_KERNELS_BACKEND": backend}
-    result = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert result.returncode == status
+    result = python("-m", "amp_kernels", "info", status=status, AMP_KERNELS_BACKEND=backend)
     assert expected in result.stdout + result.stderr
     assert "Traceback" not in result.stderr
     assert max(map(len, result.stdout.splitlines()), default=0) < 200
 
 
 def test_doctor_of_an_instruction_set_that_is_not_there_takes_a_line():
-    command, environment = [sys.executable, "-m", "amp_kernels", "doctor"], {**os.environ, "AMP_KERNELS_CPU_ISA": "foo"}
-    result = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert result.returncode == 2
-    assert "AMP_KERNELS_CPU_ISA is 'foo'; this machine has: portable" in result.stderr
-    assert "Traceback" not in result.stderr
+    told = python("-m", "amp_kernels", "doctor", status=2, AMP_KERNELS_CPU_ISA="foo").stderr
+    assert "AMP_KERNELS_CPU_ISA is 'foo'; this machine has: portable" in told
+    assert "Traceback" not in told
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="GNU's OpenMP prints its settings")
@@ -225,9 +214,7 @@ def test_doctor_judges_a_model(tmp_path, capsys, name, status, expected):
 
 
 def test_unknown_option_is_an_error():
-    result = subprocess.run([sys.executable, "-m", "amp_kernels", "info", "--chekc"], capture_output=True, text=True)
-    assert result.returncode == 2
-    assert "--chekc" in result.stderr
+    assert "--chekc" in python("-m", "amp_kernels", "info", "--chekc", status=2).stderr
 
 
 def test_doctor_says_what_each_instruction_set_means(capsys):

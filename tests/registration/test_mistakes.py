@@ -1,10 +1,8 @@
 """Common mistakes of users: the error names the argument, its value and what is accepted."""
 
 import inspect
-import os
 import re
 import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +15,8 @@ import amp_kernels as ak
 from amp_kernels._requirements import check_torch
 from amp_kernels.nn import functional as F
 
+from ..helpers.processes import python
+
 X, W, B = torch.ones(4, 8, dtype=torch.bfloat16), torch.ones(4, 8, dtype=torch.bfloat16), torch.ones(4)
 IDS = torch.zeros(4, dtype=torch.int64)
 
@@ -26,27 +26,18 @@ CALLS = {
     ak.linear: ({"x": X, "weight": W, "bias": B}, ("bias",)),
     ak.addmm: ({"input": B, "mat1": X, "mat2": W.t()}, ()),
     ak.baddbmm: ({"input": B, "batch1": X[None], "batch2": W.t()[None]}, ()),
-    ak.grouped_mm: (
-        {"a": X, "b": W.t()[None], "offs": torch.tensor([4], dtype=torch.int32), "bias": B},
-        ("offs", "bias"),
-    ),
+    ak.grouped_mm: ({"a": X, "b": W.t()[None], "offs": torch.tensor([4], dtype=torch.int32), "bias": B}, ("offs", "bias")),
     ak.mlp: ({"x": X, "weight1": W, "bias1": B, "weight2": W[:, :4], "bias2": B}, ("bias1", "bias2")),
     ak.layer_norm: ({"x": X, "normalized_shape": 8, "weight": X[0], "bias": X[0]}, ("weight", "bias")),
     ak.rms_norm: ({"x": X, "normalized_shape": 8, "weight": X[0], "residual": X}, ("weight", "residual")),
-    ak.rotary: (
-        {"q": X[None, None], "k": X[None, None], "cos": X, "sin": X, "q_weight": X[0], "k_weight": X[0]},
-        ("q_weight", "k_weight"),
-    ),
+    ak.rotary: ({"q": X[None, None], "k": X[None, None], "cos": X, "sin": X, "q_weight": X[0], "k_weight": X[0]}, ("q_weight", "k_weight")),
     ak.cross_entropy: ({"logits": X, "target": IDS, "weight": torch.ones(8)}, ("weight",)),
-    ak.linear_cross_entropy: (
-        {"input": X, "linear_weight": W, "target": IDS, "linear_bias": B, "weight": B},
-        ("linear_bias", "weight"),
-    ),
+    ak.linear_cross_entropy: ({"input": X, "linear_weight": W, "target": IDS, "linear_bias": B, "weight": B}, ("linear_bias", "weight")),
     ak.gelu: ({"input": X}, ()),
     ak.silu: ({"input": X}, ()),
     ak.swiglu: ({"input": X}, ()),
     ak.embedding: ({"input": IDS, "weight": W}, ()),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("function", CALLS, ids=lambda function: function.__name__)
@@ -97,11 +88,7 @@ MODEL, SCALER = _model(), ak.GradScaler("cpu")
 SCALER.scale(torch.ones(()))
 MISTAKES = [
     (lambda: ak.optim.AdamW(MODEL, lr=1e-3), TypeError, "AdamW: params is a module; accepted: model.parameters()"),
-    (
-        lambda: ak.optim.Lion(MODEL.state_dict()),
-        TypeError,
-        "Lion: params is a state_dict; accepted: model.parameters()",
-    ),
+    (lambda: ak.optim.Lion(MODEL.state_dict()), TypeError, "Lion: params is a state_dict; accepted: model.parameters()"),
     (lambda: ak.optim.SGD(MODEL.parameters(), "1e-3"), TypeError, "SGD: lr is '1e-3', of type str; accepted: a number"),
     (lambda: ak.optim.Adam(MODEL.parameters(), eps="1e-8"), TypeError, "Adam: eps is '1e-8', of type str"),
     (
@@ -114,11 +101,7 @@ MISTAKES = [
         ValueError,
         "AdamW: tied of group 1, of shape [4, 8], is the same parameter as weight of group 0",
     ),
-    (
-        lambda: ak.convert(torch.jit.script(torch.nn.Linear(8, 4))),
-        TypeError,
-        "convert: model is a torch.jit.ScriptModule",
-    ),
+    (lambda: ak.convert(torch.jit.script(torch.nn.Linear(8, 4))), TypeError, "convert: model is a torch.jit.ScriptModule"),
     (
         lambda: ak.cross_entropy(X, torch.zeros(4)),
         ValueError,
@@ -141,11 +124,7 @@ MISTAKES = [
         ValueError,
         "AdamW: state_dict has no 'param_groups'; accepted",
     ),
-    (
-        lambda: ak.batch_invariant(8),
-        TypeError,
-        "batch_invariant: enabled is 8; accepted: True, False; k_blocks is passed by",
-    ),
+    (lambda: ak.batch_invariant(8), TypeError, "batch_invariant: enabled is 8; accepted: True, False; k_blocks is passed by"),
     (lambda: ak.batch_invariant(len), TypeError, "accepted: True, False; as a decorator: @ak.batch_invariant()"),
     (lambda: ak.batch_invariant(k_blocks=3), ValueError, "batch_invariant: k_blocks is 3; accepted: a power of two"),
     (lambda: ak.recommended_dtype("gpu"), ValueError, "device is 'gpu'; accepted: None, 'cpu', 'cuda'"),
@@ -162,11 +141,7 @@ MISTAKES = [
         TypeError,
         "linear_cross_entropy: chunk_size is 2.5, of type float; accepted: a whole number from 1",
     ),
-    (
-        lambda: ak.addmm(B, X, W.t(), alpha=None),
-        TypeError,
-        "addmm: alpha is None, of type NoneType; accepted: a number",
-    ),
+    (lambda: ak.addmm(B, X, W.t(), alpha=None), TypeError, "addmm: alpha is None, of type NoneType; accepted: a number"),
     (lambda: ak.addmm(B, X, W.t(), beta="1"), TypeError, "addmm: beta is '1', of type str; accepted: a number"),
     (lambda: ak.cast_(X.clone(), X), TypeError, "cast_: destinations has type torch.Tensor; accepted: a list"),
     (lambda: ak.cast_([X.clone()], X), TypeError, "cast_: sources has type torch.Tensor; accepted: a list"),
@@ -200,11 +175,7 @@ MISTAKES = [
         )
         for make in (SCALER.step, SCALER.unscale_)
     ),
-    (
-        lambda: SCALER.step(None),
-        TypeError,
-        "GradScaler.step: optimizer has type NoneType; accepted: an optimizer, which has",
-    ),
+    (lambda: SCALER.step(None), TypeError, "GradScaler.step: optimizer has type NoneType; accepted: an optimizer, which has"),
     *(
         (
             partial(SCALER.step, make(MODEL.parameters(), lr=1e-3), 1.0),
@@ -261,13 +232,9 @@ MISTAKES = [
         )
         for state in ({"state": {}, "param_groups": []}, {"step": 3})
     ),
-    (
-        lambda: ak.fp32_state_dict(None, None),
-        TypeError,
-        "fp32_state_dict: model has type NoneType; accepted: a torch.nn",
-    ),
+    (lambda: ak.fp32_state_dict(None, None), TypeError, "fp32_state_dict: model has type NoneType; accepted: a torch.nn"),
     (_on_cuda, ak.BackendUnavailable, "the tensors are on cpu. Available here: "),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("call", "error", "text"), MISTAKES, ids=[text.partition(";")[0] for _, _, text in MISTAKES])
@@ -351,9 +318,7 @@ def test_an_unknown_value_of_the_switch_is_refused() -> None:
 
 
 def _enabled(value: str) -> subprocess.CompletedProcess:
-    program = "import amp_kernels; print(amp_kernels.is_enabled())"
-    environment = {**os.environ, "AMP_KERNELS_DISABLE": value}
-    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    return python("-c", "import amp_kernels; print(amp_kernels.is_enabled())", status=None, AMP_KERNELS_DISABLE=value)
 
 
 def test_an_old_torch_is_refused() -> None:

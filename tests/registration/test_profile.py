@@ -31,18 +31,11 @@ CALLS = [
         for layout in ("NN", "NT", "TN", "TT")
         for d in ("fp16", "bf16")
     ),
-    *(
-        ProductCall(8, 16, 24, activation="swiglu", bias=b, residual=r, preact=z)
-        for b, r, z in itertools.product((False, True), repeat=3)
-    ),
-    *(
-        ProductCall(8, 16, 24, 1, "NN", "gemm_dact", activation=x, bias=bias)
-        for x in ("gelu", "swiglu")
-        for bias in (False, True)
-    ),
+    *(ProductCall(8, 16, 24, activation="swiglu", bias=b, residual=r, preact=z) for b, r, z in itertools.product((False, True), repeat=3)),
+    *(ProductCall(8, 16, 24, 1, "NN", "gemm_dact", activation=x, bias=bias) for x in ("gelu", "swiglu") for bias in (False, True)),
     ProductCall(8, 16, 24, 1, "TN", "gemm_accumulate_", out="fp32"),
     ProductCall(8, 16, 24, 2, "TN", out="fp32"),
-]
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

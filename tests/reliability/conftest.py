@@ -1,12 +1,8 @@
 """One thread: what is trained here is tiny, and a forked process cannot use the threads of its parent."""
 
 import pytest
-import torch
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _one_thread(threads):
+    threads(1)

@@ -249,15 +249,8 @@ OPS = {
     "linear": Op(ak.linear, torch_linear, linear, layer_bound),
     "mlp": Op(lambda bias1=None, **given: ak.mlp(bias1=bias1, **given), torch_mlp, mlp),
     "matmul": Op(ak.matmul, lambda a, b: torch.matmul(a, b), matmul, product_bound),
-    "addmm": Op(
-        ak.addmm, torch.addmm, addmm, lambda out, input, mat1, mat2, **o: added_bound(out, input, mat1, mat2, **o)
-    ),
-    "baddbmm": Op(
-        ak.baddbmm,
-        torch.baddbmm,
-        baddbmm,
-        lambda out, input, batch1, batch2, **o: added_bound(out, input, batch1, batch2, **o),
-    ),
+    "addmm": Op(ak.addmm, torch.addmm, addmm, lambda out, input, mat1, mat2, **o: added_bound(out, input, mat1, mat2, **o)),
+    "baddbmm": Op(ak.baddbmm, torch.baddbmm, baddbmm, lambda out, input, batch1, batch2, **o: added_bound(out, input, batch1, batch2, **o)),
     "grouped_mm": Op(ak.grouped_mm, torch_grouped_mm, grouped_mm),
     "layer_norm": Op(ak.layer_norm, torch_norm(F.layer_norm), norm(True), functools.partial(norm_bound, centred=True)),
     "rms_norm": Op(ak.rms_norm, torch_norm(F.rms_norm), norm(False), functools.partial(norm_bound, centred=False)),
@@ -268,4 +261,4 @@ OPS = {
     "gelu": Op(ak.gelu, ACTIVATIONS["gelu"], elementwise),
     "silu": Op(ak.silu, ACTIVATIONS["silu"], elementwise),
     "swiglu": Op(ak.swiglu, ACTIVATIONS["swiglu"], elementwise),
-}
+}  # fmt: skip

@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 import stat
-import subprocess
 import sys
 import tempfile
 import threading
@@ -19,6 +18,7 @@ from amp_kernels._dispatch.files import TEMPORARY
 from amp_kernels.checkpoint import _file
 
 from ..helpers.patience import PATIENCE
+from ..helpers.processes import run
 from .loop import Loop, assert_same
 from .stumbles import Stumbles
 
@@ -80,8 +80,7 @@ print(ak.checkpoint.load(ak.checkpoint.latest(folder), model=model))
 
 def may_mount():
     try:
-        command = [*SMALL_DISK, tempfile.gettempdir(), "true"]
-        return subprocess.run(command, capture_output=True, timeout=PATIENCE).returncode == 0
+        return run(*SMALL_DISK, tempfile.gettempdir(), "true", status=None).returncode == 0
     except FileNotFoundError:
         return False
 
@@ -92,10 +91,9 @@ FULL = [(500_000, "File too large"), *([(0, "No space left on device")] if may_m
 
 @pytest.mark.parametrize(("limit", "message"), FULL)
 def test_a_disk_that_is_full(tmp_path, limit, message):
-    command = [sys.executable, "-c", TWO_SAVES, tmp_path, str(limit)]
-    command = command if limit else [*SMALL_DISK, tmp_path, *command]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    assert run.stdout.splitlines() == [f"{message} ['1.pt']"] * 2 + ["{'step': 1}"], run.stderr
+    command = [sys.executable, "-c", TWO_SAVES, tmp_path, limit]
+    said = run(*([] if limit else [*SMALL_DISK, tmp_path]), *command).stdout
+    assert said.splitlines() == [f"{message} ['1.pt']"] * 2 + ["{'step': 1}"]
 
 
 def test_the_bytes_are_on_the_disk_before_the_name_is_and_the_old_files_go_last(tmp_path, monkeypatch):
@@ -145,12 +143,12 @@ def test_the_file_of_a_killed_writer_is_removed_once_it_is_old(tmp_path, monkeyp
 def test_savers_of_one_folder(tmp_path):
     """Processes, of one name and of several, with old files that go."""
 
-    def run(number):
+    def write(number):
         for step in range(12):
             save(tmp_path / f"{number % 2}-{step % 4}.pt", step, keep=2)
             assert ak.checkpoint.latest(tmp_path) is not None
 
-    processes = [multiprocessing.get_context("fork").Process(target=run, args=(i,)) for i in range(4)]
+    processes = [multiprocessing.get_context("fork").Process(target=write, args=(i,)) for i in range(4)]
     for process in processes:
         process.start()
     for process in processes:

@@ -4,8 +4,6 @@ import gc
 import importlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 import traceback
 
@@ -15,6 +13,7 @@ import torch
 import amp_kernels as ak
 
 from ..helpers.patience import PATIENCE
+from ..helpers.processes import python
 from .loop import Loop, assert_same
 
 BF16 = "AdamW", torch.bfloat16, {"master_weights": "split"}
@@ -97,8 +96,7 @@ EXITS = {
 def test_the_interpreter_exits(where):
     """With the status that was asked for and nothing on stderr, whatever outlives the modules of the package."""
     last, status = EXITS[where]
-    run = subprocess.run([sys.executable, "-c", EXIT + last], capture_output=True, text=True, timeout=PATIENCE)
-    assert (run.returncode, run.stderr) == (status, "")
+    assert python("-c", EXIT + last, status=status).stderr == ""
 
 
 class Rows(torch.utils.data.Dataset):

@@ -1,21 +1,15 @@
 """A process that may not have more memory than it has: wherever a step fails, what follows is right."""
 
-import os
 import re
 import resource
-import subprocess
-import sys
-from pathlib import Path
 
 import torch
 
 import amp_kernels as ak
 
 from ..helpers.generators import normal
-from ..helpers.patience import PATIENCE
+from ..helpers.processes import python
 from .loop import assert_same, flat
-
-ROOT = Path(__file__).parents[2]
 
 
 class Wide:
@@ -90,11 +84,5 @@ def main():
 
 
 def test_no_memory_anywhere():
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "MALLOC_MMAP_THRESHOLD_": "32768",
-        "MALLOC_TRIM_THRESHOLD_": "0",
-    }
-    command = [sys.executable, "-c", "from tests.reliability.test_memory_limit import main; main()"]
-    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE)
-    assert found.returncode == 0, found.stderr[-4000:]
+    environment = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "32768", "MALLOC_TRIM_THRESHOLD_": "0"}
+    python("-c", "from tests.reliability.test_memory_limit import main; main()", **environment)

@@ -1,15 +1,13 @@
 """A run that is saved, and goes on in other objects, is the run that was never interrupted: bit for bit."""
 
 import random
-import subprocess
-import sys
 
 import pytest
 import torch
 
 import amp_kernels as ak
 
-from ..helpers.patience import PATIENCE
+from ..helpers.processes import python
 from .loop import IDS, VARIANTS, Loop, assert_same
 
 SAVED, TOTAL = 4, 9
@@ -126,7 +124,7 @@ def test_torch_alone_reads_it_and_trains_on(tmp_path):
     for i, loop in enumerate(loops):
         ak.checkpoint.save(tmp_path / f"{i}.pt", **loop.parts, extra={"step": SAVED})
         files += [tmp_path / f"{i}.pt", tmp_path / f"{i}.out"]
-    subprocess.run([sys.executable, "-c", WITHOUT_THE_PACKAGE, *files], check=True, timeout=PATIENCE, cwd=tmp_path)
+    python("-c", WITHOUT_THE_PACKAGE, *files, cwd=tmp_path)
     for loop, out in zip(loops, files[1::2], strict=True):
         params, rest = torch.load(out)
         assert rest["extra"] == {"step": SAVED}

@@ -85,8 +85,9 @@ def test_heads_in_several_blocks_and_tokens_in_strips(width, turning, interleave
         (backward, (*grads, cos, sin)),
         (backward, (*grads, cos, sin, q, k, *weights)),
     ):
-        for got, want in zip(op.triton(*operands, **options), op.reference(*operands, **options), strict=True):
-            torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(
+            [*op.triton(*operands, **options)], [*op.reference(*operands, **options)], rtol=2e-5, atol=2e-5
+        )
 
 
 # ---- spread_rows and combine_rows
