@@ -10,13 +10,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FILE = "sources.json"
 _INCLUDE = re.compile(r'#include "(\w+)/')
-_LAYER = ("gemm", "activation", "column_sums")
-#: The folders of csrc that hold an op's kernels; of an op that is not here, any may.
-FOLDERS = {
-    "activation": ("activation",), "activation_backward": ("activation",), "cast_": ("cast",), "column_sums": ("column_sums",),
-    "gemm": ("gemm",), "gemm_accumulate_": ("gemm",), "gemm_dact": ("gemm",), "linear": _LAYER, "mlp": _LAYER,
-    "layer_norm": ("norm",), "rms_norm": ("norm",), "cross_entropy": ("loss",),
-    "check_and_norm": ("gradients",), "unscale_": ("gradients",), "adamw_": ("update",), "step": ("update", "gradients"),
+_OP = re.compile(r'(?:m\.impl\(|kName = )"(\w+)"')
+#: The kernels of an op that csrc has under other names: how those begin.
+_KERNELS = {
+    **dict.fromkeys(("linear", "mlp"), ("gemm", "activation_", "column_sums")),
+    **dict.fromkeys(("layer_norm", "rms_norm"), ("norm_",)), "step": ("adamw_", "check_and_norm"),
 }  # fmt: skip
 
 
@@ -51,10 +49,13 @@ def read(folder: Path) -> dict[str, dict[str, str]]:
 def stands(folder: Path, root: Path = ROOT) -> Callable[[dict], bool]:
     """For rows of a folder: true of one whose op's kernels have the sources of today, with all that they include."""
     recorded, now = read(folder), families(root)
+    texts = ((path.relative_to(root / "csrc").parts[0], path.read_text()) for path in (root / "csrc").glob("*/**/*.*"))
+    ops = [(name, folder) for folder, text in texts for name in _OP.findall(text)]
 
     @functools.cache
     def used(op: str) -> set[str]:
-        return _included(FOLDERS.get(op, tuple(now)), root)
+        starts = _KERNELS.get(op, (op,))
+        return _included({folder for name, folder in ops if name.startswith(starts)} or now, root)
 
     def unchanged(row: dict) -> bool:
         then = recorded.get(str(row["commit"]), {})

@@ -25,6 +25,20 @@ SCHEDULES = {
 BAD = (1, 1, 0, 0, 1, 0, 0, 1, 1, 0, 0, 1)
 
 
+def made(schedule=lambda o: lr_scheduler.StepLR(o, 100), **options):
+    """An optimizer, a scaler and a schedule."""
+    optimizer, scaler = SGD(params(2), lr=1.0), GradScaler("cpu", **options)
+    return optimizer, scaler, SkipAwareScheduler(schedule(optimizer), scaler)
+
+
+def run(parts, *bad):
+    """Iterations; those that are true overflow."""
+    optimizer, scaler, scheduler = parts
+    for overflow in bad:
+        iterate(scaler, optimizer, {0} if overflow else ())
+        scheduler.step()
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
 @EACH
 def test_the_learning_rate_follows_the_steps_taken(make, schedule):
@@ -48,12 +62,10 @@ def test_the_learning_rate_follows_the_steps_taken(make, schedule):
 
 
 def test_late_answers_move_it_later_and_draining_makes_the_total_exact(slow_device):
-    optimizer, scaler = SGD(params(2), lr=1.0), GradScaler("cpu")
-    scheduler = SkipAwareScheduler(lr_scheduler.LambdaLR(optimizer, lambda n: 0.5**n), scaler)
+    *_, scheduler = parts = made(SCHEDULES["lambda"])
     epochs = []
     for i, bad in enumerate(BAD):
-        iterate(scaler, optimizer, {0} if bad else ())
-        scheduler.step()
+        run(parts, bad)
         epochs.append(scheduler.last_epoch)
         for event in slow_device[: 2 * i]:  # one iteration behind
             event.done = True
@@ -66,24 +78,19 @@ def test_late_answers_move_it_later_and_draining_makes_the_total_exact(slow_devi
 
 
 def test_state_dict_drains_and_is_the_schedulers_own(slow_device):
-    optimizer, scaler = SGD(params(2), lr=1.0), GradScaler("cpu")
-    scheduler = SkipAwareScheduler(lr_scheduler.ExponentialLR(optimizer, 0.5), scaler)
-    for bad in (0, 1, 0):
-        iterate(scaler, optimizer, {0} if bad else ())
-        scheduler.step()
+    *_, scheduler = parts = made(lambda o: lr_scheduler.ExponentialLR(o, 0.5))
+    run(parts, 0, 1, 0)
     assert scheduler.last_epoch == 0
     state = scheduler.state_dict()
     assert state["last_epoch"] == 2
     plain = lr_scheduler.ExponentialLR(SGD(params(1), lr=1.0), 0.1)
     plain.load_state_dict(state)
     assert plain.state_dict() == state
-    iterate(scaler, optimizer)
-    scheduler.step()  # due, but it belongs to what is replaced
+    run(parts, 0)  # due, but it belongs to what is replaced
     scheduler.load_state_dict(state)
     scheduler.drain()
     assert scheduler.state_dict() == state
-    iterate(scaler, optimizer)
-    scheduler.step()
+    run(parts, 0)
     scheduler.drain()
     assert scheduler.last_epoch == 3
 
@@ -127,8 +134,7 @@ def test_two_optimizers_and_several_schedulers():
 
 
 def test_once_an_epoch_it_advances_if_any_step_was_taken():
-    optimizer, scaler = SGD(params(2), lr=1.0), GradScaler("cpu")
-    scheduler = SkipAwareScheduler(lr_scheduler.StepLR(optimizer, 1, 0.5), scaler)
+    optimizer, scaler, scheduler = made(lambda o: lr_scheduler.StepLR(o, 1, 0.5))
     for epoch in ((0, 0, 1), (1, 1, 1), (1, 0, 1)):
         for bad in epoch:
             iterate(scaler, optimizer, {0} if bad else ())
@@ -137,25 +143,18 @@ def test_once_an_epoch_it_advances_if_any_step_was_taken():
 
 
 def test_a_resumed_scaler_does_not_disturb_it():
-    optimizer, scaler = SGD(params(2), lr=1.0), GradScaler("cpu")
-    scheduler = SkipAwareScheduler(lr_scheduler.StepLR(optimizer, 100), scaler)
-    iterate(scaler, optimizer)
-    scheduler.step()
+    _, scaler, scheduler = parts = made()
+    run(parts, 0)
     scaler.load_state_dict({**scaler.state_dict(), "_skipped_steps": 50})
-    for bad in (1, 0, 0):
-        iterate(scaler, optimizer, {0} if bad else ())
-        scheduler.step()
+    run(parts, 1, 0, 0)
     assert scheduler.last_epoch == 3
 
 
 def test_gradients_that_were_unscaled_but_never_stepped_count_for_nothing():
-    (p,) = weights = params(2)
-    optimizer, scaler = SGD(weights, lr=1.0), GradScaler("cpu")
-    scheduler = SkipAwareScheduler(lr_scheduler.StepLR(optimizer, 100), scaler)
-    iterate(scaler, optimizer)
-    scheduler.step()
+    optimizer, scaler, scheduler = parts = made()
+    run(parts, 0)
     scaler.scale(torch.ones(()))
-    p.grad = torch.ones(2)
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(2)
     scaler.unscale_(optimizer)
     scaler.update()
     scheduler.step()
@@ -163,8 +162,7 @@ def test_gradients_that_were_unscaled_but_never_stepped_count_for_nothing():
 
 
 def test_a_disabled_scaler_skips_nothing():
-    optimizer, scaler = SGD(params(2), lr=1.0), GradScaler("cpu", enabled=False)
-    scheduler = SkipAwareScheduler(lr_scheduler.StepLR(optimizer, 1, 0.5), scaler)
+    optimizer, scaler, scheduler = made(lambda o: lr_scheduler.StepLR(o, 1, 0.5), enabled=False)
     for _ in range(2):
         scaler.step(optimizer)
         scaler.update()
@@ -181,47 +179,36 @@ COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda parts: pickle.loads(pickle
 @pytest.mark.parametrize("owed", [False, True])
 def test_a_copy_goes_on(slow_device, copied, owed):
     """With what is still due; ``owed``: the copy is made after an update, and its first call answers that one."""
-    optimizer, scaler = SGD(params(2), lr=1.0), GradScaler("cpu")
-    scheduler = SkipAwareScheduler(lr_scheduler.StepLR(optimizer, 1, 0.5), scaler)
-    for bad in (0, 1, 0):
-        iterate(scaler, optimizer, {0} if bad else ())
-        scheduler.step()
+    optimizer, scaler, scheduler = original = made(lambda o: lr_scheduler.StepLR(o, 1, 0.5))
+    run(original, 0, 1, 0)
     if owed:
         iterate(scaler, optimizer)
     assert scheduler.last_epoch == 0
-    original = optimizer, scaler, scheduler
     for optimizer, scaler, scheduler in (copied(original), original, copied(copied(original))):
         assert scheduler._optimizer is scheduler.optimizer is optimizer
         if owed:
             scheduler.step()
         scheduler.drain()
         assert scheduler.last_epoch == 2 + owed
-        for bad in (1, 0, 1):
-            iterate(scaler, optimizer, {0} if bad else ())
-            scheduler.step()
+        run((optimizer, scaler, scheduler), 1, 0, 1)
         scheduler.drain()
         assert scheduler.last_epoch == 3 + owed
         assert optimizer.param_groups[0]["lr"] == 0.5 ** (3 + owed)
 
 
 def test_a_copy_beside_the_same_scaler():
-    optimizer, scaler = SGD(params(2), lr=1.0), GradScaler("cpu")
-    scheduler = SkipAwareScheduler(lr_scheduler.StepLR(optimizer, 100), scaler)
-    iterate(scaler, optimizer)
-    scheduler.step()
+    optimizer, scaler, scheduler = parts = made()
+    run(parts, 0)
     twin = copy.copy(scheduler)
-    iterate(scaler, optimizer, {0})
-    twin.step()
+    run((optimizer, scaler, twin), 1)
     assert twin.last_epoch == 1
-    iterate(scaler, optimizer)
-    twin.step()
+    run((optimizer, scaler, twin), 0)
     assert twin.last_epoch == 2
 
 
 @pytest.mark.filterwarnings("ignore:.*has been overridden")  # torch's, of its own schedulers' copies
 def test_a_copy_under_a_disabled_scaler():
-    optimizer, scaler = SGD(params(2), lr=1.0), GradScaler("cpu", enabled=False)
-    scheduler = copy.deepcopy(SkipAwareScheduler(lr_scheduler.StepLR(optimizer, 1), scaler))
+    scheduler = copy.deepcopy(made(enabled=False)[2])
     scheduler.step()
     assert scheduler.last_epoch == 1
 

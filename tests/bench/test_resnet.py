@@ -15,21 +15,8 @@ def test_the_model():
 
 def test_all_take_the_same_step(tmp_path, monkeypatch):
     monkeypatch.setattr(resnet, "STAGES", ((4, 1), (8, 1)))
-    options = [
-        "--device",
-        "cpu",
-        "--batch",
-        "3",
-        "--size",
-        "32",
-        "--steps",
-        "1",
-        "--rounds",
-        "1",
-        "--out",
-        str(tmp_path),
-    ]
-    assert resnet.main(options) == 0
+    options = ["--device", "cpu", "--batch", "3", "--size", "32", "--steps", "1", "--rounds", "1", "--out"]
+    assert resnet.main([*options, str(tmp_path)]) == 0
     rows = [json.loads(line) for line in (tmp_path / "resnet.jsonl").read_text().splitlines()]
     both = [(dtype, name) for dtype in ("bf16", "fp16") for name in ("torch", "amp_kernels")]
     assert [(row["dtype"], row["provider"]) for row in rows] == [("fp32", "torch"), ("tf32", "torch"), *both]

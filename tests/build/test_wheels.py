@@ -142,5 +142,7 @@ def test_modules_of_a_torch_serve_its_other_builds_and_a_library_of_a_cuda_no_ot
     info = {"libraries": {"nodes": {"built": True}}, "torch": "2.11.0+cpu"}
     assert nodes._why_not(info, "2.11.0+cu130") is None
     assert "it was built for torch 2.11.0+cpu, this is 2.11.1" in nodes._why_not(info, "2.11.1")
+    info["libraries"]["nodes"] = {"built": False, "reason": "no compiler"}
+    assert nodes._why_not(info, "2.11.0+cpu") == load.build_reason("nodes")
     assert load.other_cuda({"nvcc": "13.0"}, "13.1") is load.other_cuda({}, "12.6") is None
     assert "built with CUDA 13.0, torch with CUDA 12.6" in load.other_cuda({"nvcc": "13.0"}, "12.6")

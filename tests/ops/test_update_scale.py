@@ -18,52 +18,23 @@ def state(scale=1024.0, growth=0, hysteresis=1):
     return torch.tensor(scale), torch.tensor(growth, dtype=torch.int32), torch.tensor(hysteresis, dtype=torch.int32)
 
 
-def run(
-    tensors,
-    found,
-    growth=2.0,
-    backoff=0.5,
-    interval=2,
-    low=0.0,
-    high=float("inf"),
-    hysteresis=1,
-    consecutive=False,
-    op=OP,
-):
-    op(*tensors, [torch.tensor(f) for f in found], growth, backoff, interval, low, high, hysteresis, consecutive)
+RULE = {"growth_interval": 2, "min_scale": 0.0, "max_scale": float("inf"), "hysteresis": 1, "consecutive": False}
+
+
+def run(tensors, found, growth=2.0, backoff=0.5, op=OP, **rule):
+    op(*tensors, [torch.tensor(f) for f in found], growth, backoff, **{**RULE, **rule})
     return tuple(t.item() for t in tensors)
 
 
 @EACH
 def test_follows_the_rule(op):
     """All combinations of state, flag and options, against the formula."""
-    grid = itertools.product(
-        (1024.0, 2.0**-149, 3e38, 1.5),
-        (0, 1, 4),
-        (-1, 0, 1, 2),
-        (False, True),
-        (0, 1, 2),
-        (0.0, 1.0),
-        (2000.0, float("inf")),
-        (1, 3),
-        (False, True),
-    )
-    for scale, growth, left, overflow, interval, low, high, *options in grid:
-        wanted = _host.update_loss_scale(
-            scale,
-            growth,
-            left,
-            overflow,
-            1.9,
-            0.4,
-            growth_interval=interval,
-            min_scale=low,
-            max_scale=high,
-            hysteresis=options[0],
-            consecutive=options[1],
-        )
-        got = run(state(scale, growth, left), [float(overflow)], 1.9, 0.4, interval, low, high, *options, op=op)
-        assert got == wanted, (scale, growth, left, overflow, interval, low, high, options)
+    states = itertools.product((1024.0, 2.0**-149, 3e38, 1.5), (0, 1, 4), (-1, 0, 1, 2), (False, True))
+    rules = itertools.product((0, 1, 2), (0.0, 1.0), (2000.0, float("inf")), (1, 3), (False, True))
+    for (*before, overflow), values in itertools.product(states, rules):
+        rule = dict(zip(RULE, values, strict=True))
+        wanted = _host.update_loss_scale(*before, overflow, 1.9, 0.4, **rule)
+        assert run(state(*before), [float(overflow)], 1.9, 0.4, op, **rule) == wanted, (before, overflow, rule)
 
 
 @EACH
@@ -146,9 +117,9 @@ def test_shape_one_is_accepted(op):
 def test_numbers_beyond_the_range_of_their_tensors(op):
     """Bounds of the scale are kept in float32, and the hysteresis has to fit into its tracker; an interval is a 64-bit count."""
     for found, options, wanted in [
-        (1.0, {"low": 1e300}, (float("inf"), 0, 0)),
-        (0.0, {"high": 1e300, "interval": 1}, (2048.0, 0, 1)),
-        (0.0, {"interval": 2**32 + 1}, (1024.0, 1, 1)),
+        (1.0, {"min_scale": 1e300}, (float("inf"), 0, 0)),
+        (0.0, {"max_scale": 1e300, "growth_interval": 1}, (2048.0, 0, 1)),
+        (0.0, {"growth_interval": 2**32 + 1}, (1024.0, 1, 1)),
     ]:
         assert run(state(), [found], op=op, **options) == wanted
     for hysteresis in (0, -(2**63), 2**31, 2**63 - 1):

@@ -154,13 +154,7 @@ ELEMENTWISE = pytest.mark.parametrize("name", [name for name in NAMES if name !=
 TORCHS = pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD"])
 #: Options that both take.
 OPTIONS = {
-    "AdamW": [
-        {},
-        {"maximize": True},
-        {"betas": (0.5, 0.75), "eps": 1e-3, "weight_decay": 0.3},
-        {"weight_decay": 0.0},
-        {"amsgrad": True},
-    ],
+    "AdamW": [{}, {"maximize": True}, {"betas": (0.5, 0.75), "eps": 1e-3, "weight_decay": 0.3}, {"weight_decay": 0.0}, {"amsgrad": True}],
     "Adam": [
         {},
         {"weight_decay": 0.3},
@@ -174,12 +168,7 @@ OPTIONS = {
         {"momentum": 0.8, "nesterov": True, "weight_decay": 0.1},
         {"weight_decay": 0.2, "maximize": True},
     ],
-    "Lion": [
-        {},
-        {"weight_decay": 0.3, "maximize": True},
-        {"betas": (0.5, 0.75), "weight_decay": 0.1},
-        {"betas": (0.0, 0.0)},
-    ],
+    "Lion": [{}, {"weight_decay": 0.3, "maximize": True}, {"betas": (0.5, 0.75), "weight_decay": 0.1}, {"betas": (0.0, 0.0)}],
     "LAMB": [
         {"maximize": True},
         {"weight_decay": 0.0},
@@ -187,12 +176,8 @@ OPTIONS = {
         {"weight_decay": 0.3, "betas": (0.5, 0.75), "eps": 1e-3},
         {"bias_correction": False, "weight_decay": 0.1},
     ],
-    "Muon": [
-        {},
-        {"maximize": True, "nesterov": False},
-        {"weight_decay": 0.3, "momentum": 0.5, "adjust_lr_fn": "match_rms_adamw"},
-    ],
-}
+    "Muon": [{}, {"maximize": True, "nesterov": False}, {"weight_decay": 0.3, "momentum": 0.5, "adjust_lr_fn": "match_rms_adamw"}],
+}  # fmt: skip
 CASES = pytest.mark.parametrize(("name", "options"), [(name, kw) for name in NAMES for kw in OPTIONS[name]])
 #: One case of each, with momentum where that is an option.
 STATEFUL = pytest.mark.parametrize(

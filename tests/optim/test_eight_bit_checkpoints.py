@@ -148,30 +148,14 @@ def test_torchs_flattened_form(kind):
     [
         (lambda v: v.pop("exp_avg_scale"), ValueError, "the loaded state of exp_avg lacks 'exp_avg_scale'"),
         (lambda v: v.pop("exp_avg_code"), ValueError, "the loaded state of exp_avg lacks 'exp_avg_code'"),
-        (
-            lambda v: v.update(exp_avg_scale=torch.full((3,), 100, dtype=torch.uint8)),
-            ValueError,
-            "has 3 elements; accepted: 128, one",
-        ),
-        (
-            lambda v: v.update(exp_avg_code=v["exp_avg_code"].float()),
-            TypeError,
-            "exp_avg_code is torch.float32; accepted: uint8",
-        ),
+        (lambda v: v.update(exp_avg_scale=torch.full((3,), 100, dtype=torch.uint8)), ValueError, "has 3 elements; accepted: 128, one"),
+        (lambda v: v.update(exp_avg_code=v["exp_avg_code"].float()), TypeError, "exp_avg_code is torch.float32; accepted: uint8"),
         (lambda v: v.update(exp_avg_scale=v["exp_avg_scale"].to(torch.int8)), TypeError, "exp_avg_scale is torch.int8"),
-        (
-            lambda v: v["exp_avg_scale"][7].fill_(31),
-            ValueError,
-            "AdamW: the loaded exp_avg_scale has the exponent 31; accepted: 32 to 255",
-        ),
-        (
-            lambda v: v["exp_avg_sq_scale"].zero_(),
-            ValueError,
-            "exp_avg_sq_scale has the exponent 0; accepted: 48 to 255",
-        ),
+        (lambda v: v["exp_avg_scale"][7].fill_(31), ValueError, "AdamW: the loaded exp_avg_scale has the exponent 31; accepted: 32 to 255"),
+        (lambda v: v["exp_avg_sq_scale"].zero_(), ValueError, "exp_avg_sq_scale has the exponent 0; accepted: 48 to 255"),
         (lambda v: v.update(remainder=torch.ones(3)), ValueError, "has the remainder of a split master"),
     ],
-)
+)  # fmt: skip
 def test_broken_codes_are_refused_and_change_nothing(change, error, message, tmp_path):
     optimizer = optimizer_of("AdamW", "fp32", {})
     train(optimizer, 0, 2)

@@ -22,18 +22,12 @@ class Packed(torch.nn.Parameter):
 FROZEN = {
     "uint8": (lambda shape: torch.ones(shape, dtype=torch.uint8), None),
     "int8": (lambda shape: torch.ones(shape, dtype=torch.int8), None),
-    "fp8": (
-        lambda shape: torch.ones(shape).to(torch.float8_e4m3fn),
-        "is torch.float8_e4m3fn; accepted: float16, bfloat16",
-    ),
+    "fp8": (lambda shape: torch.ones(shape).to(torch.float8_e4m3fn), "is torch.float8_e4m3fn; accepted: float16, bfloat16"),
     "float64": (lambda shape: torch.ones(shape, dtype=torch.float64), "is torch.float64; accepted: float16, bfloat16"),
     "gaps": (lambda shape: torch.ones(*shape, 2)[..., 0], "which leaves gaps in memory or overlaps itself; accepted"),
-    "subclass": (
-        two_tensor,
-        "has type torch.testing._internal.two_tensor.TwoTensor; accepted: plain tensors and DTensors",
-    ),
+    "subclass": (two_tensor, "has type torch.testing._internal.two_tensor.TwoTensor; accepted: plain tensors and DTensors"),
     "bitsandbytes": (lambda shape: Packed(torch.ones(shape, dtype=torch.uint8), requires_grad=False), None),
-}
+}  # fmt: skip
 
 
 def frozen(kind, shape=(3, 2)):

@@ -125,11 +125,7 @@ def test_only_other_orders_in_memory_are_copied():
 @pytest.mark.parametrize(
     ("shape", "options", "text"),
     [
-        (
-            (5,),
-            {},
-            r"params\[0\] has shape \[5\]; Muon updates matrices, .* algorithm='adamw', or in another optimizer",
-        ),
+        ((5,), {}, r"params\[0\] has shape \[5\]; Muon updates matrices, .* algorithm='adamw', or in another optimizer"),
         ((), {}, r"params\[0\] has shape \[\]; Muon updates matrices"),
         ((4, 3, 2, 2), {}, "flatten=True takes all dimensions but the first"),
         ((5,), {"flatten": True}, "Muon updates matrices"),
@@ -139,7 +135,7 @@ def test_only_other_orders_in_memory_are_copied():
         ((9, 2), {"ns_steps": 100}, "steps is 100; accepted: an integer from 0 to 99"),
         ((9, 2), {"ns_coefficients": (1.0, 2.0)}, "coefficients is"),
     ],
-)
+)  # fmt: skip
 def test_refusals(shape, options, text):
     with pytest.raises(ValueError, match=text):
         Muon([parameter(*shape)], **options)

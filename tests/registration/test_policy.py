@@ -1,12 +1,13 @@
 """The choice of a backend is a pure function: every machine is tested here without having it."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels._dispatch.policy import BackendUnavailable, Built, Choice, arch_runs, choose
+from amp_kernels._dispatch.policy import BackendUnavailable, Built, Choice, arch_runs, choose, requested_backend
 
 FULL = Built(cpu=True, cuda=True, cuda_archs=("7.5", "8.0+PTX", "9.0a", "12.0+PTX"), triton=True, emulate=True)
 PYTHON_ONLY = Built(triton=True, absent=(("cpu", "no compiler"), ("cuda", "nvcc was not found")))
@@ -200,8 +201,6 @@ def test_interpreted_triton_runs_on_the_cpu():
 
 
 def test_unknown_backend():
-    import amp_kernels as ak
-
     with pytest.raises(ValueError, match="'tpu' is unknown; accepted: cpu, cuda, triton, aten, reference, emulate"):
         choose("gemm", "cpu", None, FULL, "tpu")
     with pytest.raises(ValueError, match="name is 'tpu'"), ak.backend("tpu"):
@@ -209,9 +208,6 @@ def test_unknown_backend():
 
 
 def test_backend_block_beats_the_environment(monkeypatch):
-    import amp_kernels as ak
-    from amp_kernels._dispatch.policy import requested_backend
-
     assert requested_backend() is None
     monkeypatch.setenv("AMP_KERNELS_BACKEND", "cpu")
     assert requested_backend() == "cpu"
@@ -224,10 +220,5 @@ def test_backend_block_beats_the_environment(monkeypatch):
 
 
 def test_backend_block_holds_in_the_threads_that_autograd_starts():
-    from concurrent.futures import ThreadPoolExecutor
-
-    import amp_kernels as ak
-    from amp_kernels._dispatch.policy import requested_backend
-
     with ThreadPoolExecutor(1) as pool, ak.backend("reference"):
         assert pool.submit(requested_backend).result() == "reference"
