@@ -11,14 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from .._checks.activations import (
-    ACTIVATIONS,
-    GATED,
-    activated,
-    activated_width,
-    halves,
-    sloping,
-)
+from .._checks.activations import ACTIVATIONS, GATED, activated, activated_width, halves, sloping
 from .._checks.lists import HALF_DTYPES, KERNEL_DTYPES
 from .._dispatch.library import Sample, define
 from ._norm import check_like

@@ -14,11 +14,7 @@ from .._dispatch.library import KernelOp, Sample, define
 
 
 def _reference(
-    grads: Sequence[Tensor],
-    grad_scale: Tensor | None = None,
-    *,
-    norm_type: float = 2.0,
-    per_tensor: bool = False,
+    grads: Sequence[Tensor], grad_scale: Tensor | None = None, *, norm_type: float = 2.0, per_tensor: bool = False
 ) -> tuple[Tensor, Tensor]:
     inv = lists.inverse_scale(grad_scale)
     norms, flags = [], []

@@ -75,16 +75,7 @@ def pieces_kernel(
 
 @triton.jit
 def joints_kernel(
-    out,
-    sorted,
-    partial,
-    rows,
-    entries,
-    columns,
-    padding_idx,
-    size,
-    BY_FREQUENCY: tl.constexpr,
-    BLOCK: tl.constexpr,
+    out, sorted, partial, rows, entries, columns, padding_idx, size, BY_FREQUENCY: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Finishes the run that begins in a piece and continues past it, if there is one."""
     piece = tl.program_id(0).to(tl.int64)

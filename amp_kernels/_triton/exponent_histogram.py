@@ -43,13 +43,7 @@ def _count(x, mask, counts, largest, INFINITY_BIN: tl.constexpr, NAN_BIN: tl.con
 
 @triton.jit
 def _count_span(
-    address,
-    begin,
-    count,
-    ELEMENT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    INFINITY_BIN: tl.constexpr,
-    NAN_BIN: tl.constexpr,
+    address, begin, count, ELEMENT: tl.constexpr, BLOCK: tl.constexpr, INFINITY_BIN: tl.constexpr, NAN_BIN: tl.constexpr
 ):
     """The counters of ``count`` elements, and the bits of the largest finite magnitude."""
     offsets = tl.arange(0, BLOCK)

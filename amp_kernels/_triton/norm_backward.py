@@ -34,20 +34,7 @@ def _piece(grad, x, weight, row, column, inside, mean, rstd):
 
 
 @triton.jit
-def _finish(
-    out,
-    branch,
-    grad_sum,
-    row,
-    begin,
-    columns,
-    n,
-    g,
-    rstd,
-    mean_g,
-    mean_gn,
-    BLOCK: tl.constexpr,
-):
+def _finish(out, branch, grad_sum, row, begin, columns, n, g, rstd, mean_g, mean_gn, BLOCK: tl.constexpr):
     column = begin + tl.arange(0, BLOCK)
     inside = column < columns
     dx = (g - mean_g - n * mean_gn) * rstd

@@ -14,18 +14,7 @@ import torch
 from .._checks.modules import check_module
 from .._checks.types import type_name
 from .._sharding.dtensor import is_dtensor
-from . import (
-    activation,
-    conv1d,
-    copied_norm,
-    experts,
-    fused,
-    head_loss,
-    residual,
-    residual_blocks,
-    rotary,
-    waiting,
-)
+from . import activation, conv1d, copied_norm, experts, fused, head_loss, residual, residual_blocks, rotary, waiting
 from ._derived import base_of, derived, forward_of
 from ._wrapped import own_class, wrapped_as
 from .cross_entropy import CrossEntropyLoss
@@ -226,10 +215,7 @@ def _fuse_residuals(
 
 
 def _fuse(
-    modules: list[tuple[str, torch.nn.Module]],
-    skipped: set[torch.nn.Module],
-    changes: _Changes,
-    fusion: ModuleType,
+    modules: list[tuple[str, torch.nn.Module]], skipped: set[torch.nn.Module], changes: _Changes, fusion: ModuleType
 ) -> int:
     """Give each module that ``fusion`` (:mod:`.head_loss` or :mod:`.rotary`) knows its forward; the number of those that have it."""
     count = 0

@@ -20,13 +20,7 @@ class Embedding(torch.nn.Embedding):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return embedding(
-            input,
-            self.weight,
-            self.padding_idx,
-            self.max_norm,
-            self.norm_type,
-            self.scale_grad_by_freq,
-            self.sparse,
+            input, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse
         )
 
     def extra_repr(self) -> str:

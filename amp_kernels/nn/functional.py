@@ -29,16 +29,7 @@ from ..ops.embedding import embedding
 
 __getattr__ = _attributes_of(__name__)
 
-__all__ = [
-    "cross_entropy",
-    "embedding",
-    "gelu",
-    "layer_norm",
-    "linear",
-    "linear_cross_entropy",
-    "rms_norm",
-    "silu",
-]
+__all__ = ["cross_entropy", "embedding", "gelu", "layer_norm", "linear", "linear_cross_entropy", "rms_norm", "silu"]
 
 
 def cross_entropy(

@@ -132,11 +132,7 @@ def weight_gradient(
 
 
 def bias_gradient(
-    ctx: torch.autograd.function.FunctionCtx | None,
-    position: int,
-    dz: Tensor,
-    dtype: torch.dtype,
-    batch_invariant: int,
+    ctx: torch.autograd.function.FunctionCtx | None, position: int, dz: Tensor, dtype: torch.dtype, batch_invariant: int
 ) -> Tensor:
     """The sum of the rows of ``dz``; like :func:`weight_gradient`."""
     if ctx is None or batch_invariant == 0 or torch.is_grad_enabled():

@@ -76,11 +76,7 @@ def _batch(a, b, bias, options: Options, compute_dtype) -> torch.Tensor:
     plain = bias is None and options.activation == "none"
     if plain or options.dtype not in HALF_DTYPES or under_transform():
         out = _matmul(
-            a,
-            b,
-            compute_dtype=compute_dtype,
-            out_dtype=options.out_dtype,
-            batch_invariant=options.batch_invariant,
+            a, b, compute_dtype=compute_dtype, out_dtype=options.out_dtype, batch_invariant=options.batch_invariant
         )
         if bias is not None:
             out = out + (bias if bias.ndim == 1 else bias.unsqueeze(1))

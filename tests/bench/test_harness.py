@@ -231,8 +231,8 @@ def test_sets_that_stay_in_a_cpus_cache_have_no_share_of_its_memory(
     assert ceilings.in_cache(torch.device(device), count_bytes, flops, "fp32", share) is cached
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_one_thread_is_advised_where_there_are_more(monkeypatch, threads):
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_thread_is_advised_where_there_are_more(monkeypatch, threads, count):
     monkeypatch.setattr(environment.os, "getloadavg", lambda: (100.0, 0.0, 0.0))
-    torch.set_num_threads(threads)
-    assert ("OMP_NUM_THREADS" in environment.load_warning(CPU)) is (threads > 1)
+    threads(count)
+    assert ("OMP_NUM_THREADS" in environment.load_warning(CPU)) is (count > 1)

@@ -168,10 +168,7 @@ def gradient_with_sums(dtype: int, activation: int, rows: int) -> bytes:
     return bank(lanes * teams, problem + struct.pack("<2Q3i4xq", *pointers(1, 1), 1, lanes, teams, 1))
 
 
-ARGUMENTS = {
-    "norm_forward_ring": ring_of_norm_forward,
-    "norm_backward_ring": ring_of_norm_backward,
-}
+ARGUMENTS = {"norm_forward_ring": ring_of_norm_forward, "norm_backward_ring": ring_of_norm_backward}
 
 
 class Copying(Thread):

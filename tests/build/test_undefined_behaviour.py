@@ -31,10 +31,8 @@ def every_sample() -> None:
                 with use("cpu"):
                     op(*args, **kwargs)
     for m, n, k, step in itertools.product((0, 1, 3), (0, 1, 3), (0, 1, 3), (1, 3)):
-        a, b = (
-            torch.ones(9, 9).half()[: step * m : step, : step * k : step],
-            torch.ones(9, 9).half()[: step * k : step, : step * n : step],
-        )
+        a = torch.ones(9, 9).half()[: step * m : step, : step * k : step]
+        b = torch.ones(9, 9).half()[: step * k : step, : step * n : step]
         assert torch.equal(gemm(a, b).float(), torch.full((m, n), float(k)))
         gemm_accumulate_(torch.zeros(m, n), a, b)
 

@@ -151,10 +151,8 @@ def test_accumulation_writes_nothing_beside_c(transposed, alpha, beta):
 def test_sums_over_micro_batches_are_exact():
     """A main_grad over 64 micro-batches, of which each alone would be rounded in 16 bits."""
     for m, n in ((768, 520), (131, 67)):
-        main, total = (
-            torch.full((m, n), torch.nan, device=DEVICE),
-            torch.zeros(m, n, dtype=torch.float64, device=DEVICE),
-        )
+        main = torch.full((m, n), torch.nan, device=DEVICE)
+        total = torch.zeros(m, n, dtype=torch.float64, device=DEVICE)
         for i in range(64):
             dz, x = integers(200 + i, m, dtype=torch.bfloat16), integers(200 + i, n, dtype=torch.bfloat16, limit=7)
             gemm_accumulate_(main, dz.t(), x, beta=0.0 if i == 0 else 1.0)

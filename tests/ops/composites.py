@@ -80,10 +80,7 @@ def linear(device):
         yield (normal(5, dtype=dtype, grad=False), weight), {"compute_dtype": dtype}
         yield (
             (normal(4, 5, dtype=dtype, grad=False), normal(3, 5, dtype=dtype, grad=False)),
-            {
-                "activation": "relu",
-                "batch_invariant": 1,
-            },
+            {"activation": "relu", "batch_invariant": 1},
         )
 
 

@@ -134,10 +134,8 @@ def test_plain_lists_are_cast_in_cpp_and_others_left_to_python():
 
 
 def test_compiled():
-    destinations, sources = (
-        [torch.zeros(9, dtype=torch.float16), torch.zeros(4)],
-        [normal(9), normal(4, dtype=torch.bfloat16)],
-    )
+    destinations = [torch.zeros(9, dtype=torch.float16), torch.zeros(4)]
+    sources = [normal(9), normal(4, dtype=torch.bfloat16)]
     torch.compile(lambda d, s: ak.cast_(d, s), backend="aot_eager", fullgraph=True)(destinations, sources)
     assert torch.equal(destinations[0], sources[0].half())
     assert torch.equal(destinations[1], sources[1].float())

@@ -31,11 +31,9 @@ def apart(t: torch.Tensor) -> torch.Tensor:
 
 
 def test_rows_of_a_loss():
-    logits, target, factor = (
-        normal(2, COLUMNS, dtype=bf16),
-        normal(2, COLUMNS, dtype=f16, seed=1).softmax(1),
-        torch.ones(2),
-    )
+    logits = normal(2, COLUMNS, dtype=bf16)
+    target = normal(2, COLUMNS, dtype=f16, seed=1).softmax(1)
+    factor = torch.ones(2)
     results = []
     for place in (torch.clone, apart):
         loss, grad = torch.empty(2), place(torch.empty_like(logits))

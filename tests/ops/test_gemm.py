@@ -12,15 +12,7 @@ from amp_kernels._dispatch import cpu_isa
 from amp_kernels._dispatch.policy import requested_backend
 
 from ..helpers.bounds import assert_frobenius, assert_unbiased, assert_within, reference_and_bound
-from ..helpers.generators import (
-    EDGE_SIZES,
-    EXACT_INTEGERS,
-    HALF_DTYPES,
-    LAYOUTS,
-    OUT_DTYPES,
-    integers,
-    operand,
-)
+from ..helpers.generators import EDGE_SIZES, EXACT_INTEGERS, HALF_DTYPES, LAYOUTS, OUT_DTYPES, integers, operand
 from ..helpers.poison import assert_only_written, embed, poisoned_allocations
 from .raw import gemm, gemm_accumulate_
 

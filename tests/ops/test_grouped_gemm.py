@@ -104,10 +104,8 @@ def test_random_groups_within_the_bounds_of_gemm(device, request):
 
 
 def test_nan_stays_in_its_group(device):
-    a, b = (
-        torch.ones(9, 6, dtype=torch.bfloat16, device=device),
-        torch.ones(4, 6, 8, dtype=torch.bfloat16, device=device),
-    )
+    a = torch.ones(9, 6, dtype=torch.bfloat16, device=device)
+    b = torch.ones(4, 6, 8, dtype=torch.bfloat16, device=device)
     offs = ends(2, 5, 5, 7, device=device)
     for group in range(4):
         rows = ranges(offs)[group]

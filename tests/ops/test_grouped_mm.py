@@ -328,10 +328,8 @@ def test_ends_that_change_before_the_backward_are_an_error():
 
 def test_batch_invariant_groups_have_the_bits_of_matmul():
     """The result and both gradients; the backward follows its forward."""
-    x, weight = (
-        normal(24, 40, dtype=torch.bfloat16, grad=True),
-        normal(4, 40, 16, dtype=torch.bfloat16, seed=1, grad=True),
-    )
+    x = normal(24, 40, dtype=torch.bfloat16, grad=True)
+    weight = normal(4, 40, 16, dtype=torch.bfloat16, seed=1, grad=True)
     grad = normal(24, 16, seed=2, dtype=torch.bfloat16)
     with ak.batch_invariant():
         out = ak.grouped_mm(x, weight, offs=OFFS)

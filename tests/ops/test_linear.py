@@ -51,10 +51,8 @@ def test_leading_dimensions(shape):
 
 
 def test_no_input_features_leave_the_activated_bias():
-    x, weight = (
-        torch.zeros(3, 0, dtype=torch.float16, requires_grad=True),
-        torch.zeros(4, 0, dtype=torch.float16, requires_grad=True),
-    )
+    x = torch.zeros(3, 0, dtype=torch.float16, requires_grad=True)
+    weight = torch.zeros(4, 0, dtype=torch.float16, requires_grad=True)
     bias = torch.tensor([-1.0, 0.0, 1.0, 2.0], requires_grad=True)
     out = linear(x, weight, bias, activation="relu")
     assert torch.equal(out, bias.detach().relu().half().expand(3, 4))
@@ -93,11 +91,9 @@ def test_gradients(dtype, activation, bias):
 def test_autocast(autocast, weight_dtype, x_dtype):
     """Computes in the user's dtype, and each gradient comes in the dtype of its tensor, with one rounding and no cast
     before."""
-    x, weight, bias = (
-        normal(6, 70, dtype=x_dtype, grad=True),
-        normal(50, 70, dtype=weight_dtype, seed=1, grad=True),
-        None,
-    )
+    x = normal(6, 70, dtype=x_dtype, grad=True)
+    weight = normal(50, 70, dtype=weight_dtype, seed=1, grad=True)
+    bias = None
     if weight_dtype == torch.float32:
         bias = normal(50, seed=2, grad=True)
     with torch.autocast("cpu", autocast):

@@ -195,11 +195,9 @@ def test_masked_words(dtype):
 
 
 def test_rows_of_nothing_but_minus_infinity_are_nan_alone():
-    x, weight, target = (
-        torch.ones(4, 1, requires_grad=True),
-        torch.tensor([[-2.0], [-3.0]]),
-        torch.zeros(4, dtype=torch.int64),
-    )
+    x = torch.ones(4, 1, requires_grad=True)
+    weight = torch.tensor([[-2.0], [-3.0]])
+    target = torch.zeros(4, dtype=torch.int64)
     with torch.no_grad():
         x[1], x[2] = 3e38, math.nan
     l, h = log_probs_of(x, weight, target)

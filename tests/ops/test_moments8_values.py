@@ -74,10 +74,8 @@ def test_random_bits_of_weights_and_moments_are_those_of_the_documented_counters
     for k, code in enumerate((FIRST, SECOND)):
         wanted = encode(exact.moment(k, 0), code, bits(1 + k))
         assert all(map(torch.equal, codes_and_exponents(update, k, 0), wanted))
-    weights, remainders = (
-        flat(update.params[0]).view(torch.int16).numpy(),
-        update.masters[0][update.place(0)[1]].numpy(),
-    )
+    weights = flat(update.params[0]).view(torch.int16).numpy()
+    remainders = update.masters[0][update.place(0)[1]].numpy()
     for i, random in enumerate(bits(0).tolist()):
         weight, remainder = _host.split_master24(exact.weight(0).numpy()[i : i + 1], "bfloat16", random & 0xFF)
         assert (weights.view(np.uint16)[i], remainders[i]) == (weight[0], remainder[0])

@@ -126,11 +126,9 @@ def test_bits_of_python_with_a_residual(under_autocast, used, requires):
 
 
 def test_what_is_not_plain_about_a_residual_is_pythons():
-    x, weight, residual = (
-        normal(4, 50, dtype=BF16, grad=True),
-        normal(50, dtype=BF16),
-        normal(4, 50, dtype=BF16, grad=True),
-    )
+    x = normal(4, 50, dtype=BF16, grad=True)
+    weight = normal(50, dtype=BF16)
+    residual = normal(4, 50, dtype=BF16, grad=True)
     assert in_cpp(ak.rms_norm(x, 50, weight, residual=residual)[0])
     assert in_cpp(ak.rms_norm(x[:, ::2], 25, residual=residual.t()[:25].t())[0])
     wide = residual.detach().requires_grad_()

@@ -105,11 +105,9 @@ def test_results_are_exact(device, tokens, top_k, columns):
 def test_gradients_of_weights(device, columns):
     """Sums of products of 11 bits or fewer, which are exact in fp32: an error of (columns - 1) additions."""
     places = drawn_places(6, 3, columns).to(device)
-    x, y, weights = (
-        normal(6, columns, device=device),
-        normal(18, columns, device=device, seed=1),
-        normal(6, 3, device=device),
-    )
+    x = normal(6, columns, device=device)
+    y = normal(18, columns, device=device, seed=1)
+    weights = normal(6, 3, device=device)
     for dtype in (*HALF_DTYPES, torch.float32):
         for given in (x.to(dtype), x):
             rows = y.to(dtype)
@@ -138,11 +136,9 @@ def test_strides_and_addresses(device):
 
 
 def test_a_token_has_the_bits_of_itself_alone(device):
-    x, y, places = (
-        normal(7, 300, device=device),
-        normal(21, 300, device=device, seed=1),
-        drawn_places(7, 3, 1).to(device),
-    )
+    x = normal(7, 300, device=device)
+    y = normal(21, 300, device=device, seed=1)
+    places = drawn_places(7, 3, 1).to(device)
     weights, alone = normal(7, 3, device=device), torch.arange(3, device=device, dtype=torch.int32).view(1, 3)
     _, dots = raw.spread_op(x, places, weights, y)
     total = raw.combine_op(y, places, weights)

@@ -47,10 +47,8 @@ def test_forward_mode(setting, requires_grad):
 
 def test_per_sample_gradients(setting):
     dtype, context = setting
-    x, parameters = (
-        normal(5, 8).to(dtype),
-        {"weight": normal(4, 8, seed=1).to(dtype), "bias": normal(4, seed=2).to(dtype)},
-    )
+    x = normal(5, 8).to(dtype)
+    parameters = {"weight": normal(4, 8, seed=1).to(dtype), "bias": normal(4, seed=2).to(dtype)}
 
     def loss(linear):
         return lambda p, row: linear(row, p["weight"], p["bias"]).float().square().sum()

@@ -92,8 +92,7 @@ def test_adamw_of_torchao(options):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [lambda s: s.pop("qmap1"), lambda s: s.pop("absmax1"), lambda s: s.update(absmax1=torch.ones(24))],
+    "change", [lambda s: s.pop("qmap1"), lambda s: s.pop("absmax1"), lambda s: s.update(absmax1=torch.ones(24))]
 )
 def test_codes_that_cannot_be_read_are_refused(change):
     state, _ = coded(1, 0)

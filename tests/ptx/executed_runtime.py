@@ -209,11 +209,7 @@ def test_a_kernel_does_not_overlap_the_memset_in_front_of_it():
     it, c, a, b = split_product()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for op in (
-            lambda: raw.gemm_accumulate_(c, a, b),
-            lambda: check_and_norm([a]),
-            lambda: exponent_histogram([a]),
-        ):
+        for op in (lambda: raw.gemm_accumulate_(c, a, b), lambda: check_and_norm([a]), lambda: exponent_histogram([a])):
             op()
             assert not it.prepared[-1].may_overlap
             unscale_([a], c[0, 1], c[0, 0])

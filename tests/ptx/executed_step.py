@@ -118,10 +118,8 @@ def test_log_probs_of_longer_rows(rows, classes, dtype, seeds):
     """Statistics of fp32 logits with a temperature, masked and ignored rows; from them a scaled gradient, of entropies too."""
     op = REGISTRY["cross_entropy_rows_"]
     generator = torch.Generator().manual_seed(classes)
-    logits, temperature = (
-        4 * torch.randn(rows, classes, generator=generator),
-        torch.rand(rows, generator=generator) + 0.5,
-    )
+    logits = 4 * torch.randn(rows, classes, generator=generator)
+    temperature = torch.rand(rows, generator=generator) + 0.5
     logits[0], logits[2, ::2] = -torch.inf, -torch.inf
     target = torch.randint(classes, (rows,), generator=generator)
     target[1::3] = -100
@@ -181,10 +179,8 @@ def test_a_norm_of_a_sum_is_one_kernel_each_way(columns, kernel, seeds):
     x, grad = (torch.randn(5, columns, generator=generator).bfloat16() for _ in range(2))
     residual = torch.randn(5, columns, generator=generator)
     forward, backward = (REGISTRY[name] for name in ("norm_forward", "norm_backward"))
-    options, branch_dtype = (
-        {"eps": 1e-5, "centred": True, "out_dtype": torch.bfloat16},
-        {"branch_dtype": torch.bfloat16},
-    )
+    options = {"eps": 1e-5, "centred": True, "out_dtype": torch.bfloat16}
+    branch_dtype = {"branch_dtype": torch.bfloat16}
     want_sum = x + residual
     with torch.no_grad(), ak.backend("emulate"):
         want_y, _, mean, rstd = forward(want_sum, **options)

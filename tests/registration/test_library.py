@@ -112,10 +112,7 @@ def test_every_op_has_samples_of_more_than_one_dtype():
             "segmented_gemm",
             "syrk",
             "update_scale_",
-        ), (
-            name,
-            dtypes,
-        )
+        ), (name, dtypes)
 
 
 def test_import_touches_no_device_and_loads_no_triton():

@@ -48,13 +48,7 @@ def live(folder: Path, prepare=lambda: None) -> tuple[int, int]:
 
 def die_while_saving(chance: random.Random):
     """The process kills itself before or after one of the calls that write a checkpoint: in the middle of the file too."""
-    calls = [
-        (_file.Later, "cpu"),
-        (os, "fsync"),
-        (_file, "verify"),
-        (os, "replace"),
-        (Path, "unlink"),
-    ]
+    calls = [(_file.Later, "cpu"), (os, "fsync"), (_file, "verify"), (os, "replace"), (Path, "unlink")]
     module, name = chance.choice(calls)
     left, after = chance.randrange(60 if name == "cpu" else 3), chance.random() < 0.5
 

@@ -88,11 +88,9 @@ def test_what_fp32_logits_have_more(small_blocks, dtype, classes):
     target, temperature = torch.tensor([0, -100, classes - 1, classes // 2]), torch.linspace(0.5, 2, 4)
     results = []
     for run in (module.cross_entropy_rows_, ak.backend("reference")(op)):
-        loss, statistics, grad = (
-            torch.full((4,), math.nan),
-            torch.full((3, 4), math.nan),
-            torch.full((4, classes), math.nan, dtype=dtype),
-        )
+        loss = torch.full((4,), math.nan)
+        statistics = torch.full((3, 4), math.nan)
+        grad = torch.full((4, classes), math.nan, dtype=dtype)
         run(logits, target, None, None, loss, None, temperature=temperature, statistics=statistics)
         of_two = torch.full((2, 4), math.nan)
         run(logits, target, None, None, loss.clone(), None, temperature=temperature, statistics=of_two)

@@ -106,10 +106,8 @@ def ldmatrix(block, instruction, pc, count, trans):
 # §9.7.14.5.16 stmatrix: the way back
 @meaning(r"stmatrix\.sync\.aligned\.m8n8\.x(?P<count>[124])(?P<trans>\.trans)?(\.shared(::cta)?)?\.b16")
 def stmatrix(block, instruction, pc, count, trans):
-    address, registers = (
-        block.address(instruction.operands[0]),
-        [block.register(r.name) for r in instruction.operands[1].items],
-    )
+    address = block.address(instruction.operands[0])
+    registers = [block.register(r.name) for r in instruction.operands[1].items]
     if len(registers) != int(count):
         raise PtxError(f"{len(registers)} registers: {instruction.text}")
 

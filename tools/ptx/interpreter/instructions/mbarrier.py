@@ -75,11 +75,9 @@ def check_for_async(block, barrier: Barrier, warp: int, text: str) -> None:
 # §9.7.13.16.9 init
 @meaning(r"mbarrier\.init(\.shared(::cta)?)?\.b64")
 def init(block, instruction, pc):
-    address, count, text = (
-        block.address(instruction.operands[0]),
-        block.source(instruction.operands[1], "u32"),
-        instruction.text,
-    )
+    address = block.address(instruction.operands[0])
+    count = block.source(instruction.operands[1], "u32")
+    text = instruction.text
 
     def run(mask):
         for (thread, at), (_, n) in zip(thread_values(block, address()), thread_values(block, count), strict=True):
@@ -146,12 +144,10 @@ def arrive(block, instruction, pc, tx, order, where):
 )
 def wait(block, instruction, pc, mode, order):
     d, address, parity = instruction.operands[:3]
-    write, at, parities, text = (
-        block.writer(d, "pred"),
-        block.address(address),
-        block.source(parity, "u32"),
-        instruction.text,
-    )
+    write = block.writer(d, "pred")
+    at = block.address(address)
+    parities = block.source(parity, "u32")
+    text = instruction.text
 
     def run(mask):
         addresses, wanted = block.per_thread(at()), block.per_thread(parities)

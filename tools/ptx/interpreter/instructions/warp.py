@@ -99,11 +99,9 @@ def redux(block, instruction, pc, name, kind):
 @meaning(r"elect\.sync")
 def elect(block, instruction, pc):
     d, members = instruction.operands
-    who, chosen, member_mask = (
-        block.writer(d.first, "b32"),
-        block.writer(d.second, "pred"),
-        block.source(members, "b32"),
-    )
+    who = block.writer(d.first, "b32")
+    chosen = block.writer(d.second, "pred")
+    member_mask = block.source(members, "b32")
 
     def run(mask):
         if not whole_warp(block, instruction, pc, member_mask):
