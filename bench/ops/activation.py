@@ -103,7 +103,6 @@ def _backward(name: str, rows: int, columns: int, dtype: str, device: torch.devi
         device,
         lambda x: lambda: results(*backward_op(*x, activation=name, bias_grad=sums)),
         {"torch": lambda x: lambda: torchs(x)},
-        op="activation_backward",
         shape=f"{rows}x{columns} {name}{' with sums' if sums else ''}",
         dtype=dtype,
         bytes=6 * rows * columns,

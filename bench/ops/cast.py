@@ -20,7 +20,6 @@ def cast(scope: Scope) -> Iterator[Case]:
                 scope.device,
                 lambda sources, to=to: _prepare(sources, DTYPES[to], ak.cast_),
                 {"torch": lambda sources, to=to: _prepare(sources, DTYPES[to], torch._foreach_copy_)},
-                op="cast_",
                 shape=name,
                 dtype=f"{source} to {to}",
                 bytes=count * (DTYPES[source].itemsize + DTYPES[to].itemsize),

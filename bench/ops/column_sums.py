@@ -32,7 +32,6 @@ def _case(rows: int, columns: int, dtype: str, device: torch.device) -> Case:
         device,
         lambda x: lambda: {"sums": raw_sums(*x)},
         {"torch": torch_sums},
-        op="column_sums",
         shape=f"{rows}x{columns}",
         dtype=dtype,
         bytes=rows * columns * DTYPES[dtype].itemsize,

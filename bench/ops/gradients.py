@@ -2,9 +2,10 @@
 unscale + norm (two reads and a write); unscale_ against the op torch.amp uses; exponent_histogram against frexp and
 bincount of torch, a tensor at a time; update_scale_, nothing but the latency of one launch."""
 
+import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -13,7 +14,7 @@ from amp_kernels._raw import exponent_histogram as raw_exponent_histogram
 from amp_kernels._raw.unscale import unscale_
 from amp_kernels._raw.update_scale import op as update_scale_op
 
-from ..harness.case import DTYPES, Call, Case, Scope, Tensors
+from ..harness.case import DTYPES, Call, Case, Prepare, Scope, Tensors
 from . import lists
 from .providers import compared
 
@@ -37,7 +38,6 @@ def norm_of_list(name: str, shapes: list[lists.Shape], dtype: str, options: dict
         device,
         lambda grads: _our_norm(grads, options),
         {"torch": lambda grads: _torch_norm(grads, **options)},
-        op="check_and_norm",
         shape=name + "".join({"norm_type": " inf", "per_tensor": " per tensor"}[key] for key in options),
         dtype=dtype,
         bytes=count * DTYPES[dtype].itemsize,
@@ -82,29 +82,40 @@ def _exact_norm(grads: Tensors, norm_type: float = 2.0, per_tensor: bool = False
     return {"norm": (norm, 1e-5), "found_inf": (torch.zeros_like(norm), 0.0)}
 
 
-def unscale(scope: Scope) -> Iterator[Case]:
+def _over_lists(
+    op: str, scope: Scope, dtypes: tuple, own: Prepare, stock: Prepare, passes: int, **case
+) -> Iterator[Case]:
+    """A list in a dtype is a case, of so many passes over its bytes."""
     for name, shapes in lists.chosen(scope).items():
-        for dtype in scope.dtypes("fp32", "fp16", "bf16"):
+        for dtype in scope.dtypes(*dtypes):
             count = lists.numel(shapes)
             yield compared(
-                "unscale_",
+                op,
                 scope.device,
-                lambda grads: _unscaled(grads, unscale_),
-                {"torch": lambda grads: _unscaled(grads, torch._amp_foreach_non_finite_check_and_unscale_)},
-                op="unscale_",
+                own,
+                {"torch": stock},
                 shape=name,
                 dtype=dtype,
-                bytes=2 * count * DTYPES[dtype].itemsize,
+                bytes=passes * count * DTYPES[dtype].itemsize,
                 flops=count,
                 inputs=lambda generator, shapes=shapes, dtype=dtype: lists.draw(shapes, DTYPES[dtype], generator),
-                reference=lambda grads: {
-                    "grads": ([grad.double() * INVERSE for grad in grads], 0.0),
-                    "found_inf": (torch.zeros((), dtype=torch.float64, device=grads[0].device), 0.0),
-                },
+                **case,
             )
 
 
-def _unscaled(grads: Tensors, function) -> Call:
+def unscale(scope: Scope) -> Iterator[Case]:
+    def reference(grads: Tensors) -> dict:
+        found_inf = torch.zeros((), dtype=torch.float64, device=grads[0].device)
+        return {"grads": ([grad.double() * INVERSE for grad in grads], 0.0), "found_inf": (found_inf, 0.0)}
+
+    own, stock = (
+        functools.partial(_unscaled, function)
+        for function in (unscale_, torch._amp_foreach_non_finite_check_and_unscale_)
+    )
+    return _over_lists("unscale_", scope, ("fp32", "fp16", "bf16"), own, stock, 2, reference=reference)
+
+
+def _unscaled(function: Callable, grads: Tensors) -> Call:
     found_inf = torch.zeros((), device=grads[0].device)
     inverse = torch.full((), INVERSE, device=grads[0].device)
     calls = itertools.count()
@@ -119,25 +130,14 @@ def _unscaled(grads: Tensors, function) -> Call:
 
 
 def exponent_histogram(scope: Scope) -> Iterator[Case]:
-    for name, shapes in lists.chosen(scope).items():
-        for dtype in scope.dtypes("bf16", "fp16", "fp32"):
-            count = lists.numel(shapes)
-            yield compared(
-                "exponent_histogram",
-                scope.device,
-                lambda tensors: lambda: _named(raw_exponent_histogram.exponent_histogram(tensors)),
-                {"torch": _torch_histogram},
-                op="exponent_histogram",
-                shape=name,
-                dtype=dtype,
-                bytes=count * DTYPES[dtype].itemsize,
-                written=0,
-                flops=count,
-                inputs=lambda generator, shapes=shapes, dtype=dtype: lists.draw(shapes, DTYPES[dtype], generator),
-                reference=lambda tensors: {
-                    name: (value, 0.0) for name, value in _named(raw_exponent_histogram.op.reference(tensors)).items()
-                },
-            )
+    def own(tensors: Tensors) -> Call:
+        return lambda: _named(raw_exponent_histogram.exponent_histogram(tensors))
+
+    def reference(tensors: Tensors) -> dict:
+        return {name: (value, 0.0) for name, value in _named(raw_exponent_histogram.op.reference(tensors)).items()}
+
+    dtypes, rest = ("bf16", "fp16", "fp32"), {"written": 0, "reference": reference}
+    return _over_lists("exponent_histogram", scope, dtypes, own, _torch_histogram, 1, **rest)
 
 
 def _named(results: tuple[torch.Tensor, torch.Tensor]) -> dict:
@@ -166,7 +166,6 @@ def update_scale(scope: Scope) -> Iterator[Case]:
             scope.device,
             lambda flags: _next_scale(flags, _our_scale),
             {"torch": lambda flags: _next_scale(flags, _torch_scale)},
-            op="update_scale_",
             shape=f"{flags} flag" + "s" * (flags > 1),
             dtype="fp32",
             bytes=4 * flags + 24,  # reads the flags; reads and writes the scale and both trackers

@@ -1,5 +1,6 @@
 """Parameter lists of real models, as shapes, and random tensors of these."""
 
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -34,20 +35,8 @@ def resnet_50() -> list[Shape]:
 
 def tiny() -> list[Shape]:
     """A two-layer transformer of width 128: 27 tensors, 0.4 M parameters, for the CPU."""
-    layer = [
-        (128,),
-        (128,),
-        (384, 128),
-        (384,),
-        (128, 128),
-        (128,),
-        (128,),
-        (128,),
-        (512, 128),
-        (512,),
-        (128, 512),
-        (128,),
-    ]
+    layer = [(128,), (128,), (384, 128), (384,), (128, 128), (128,)]
+    layer += [(128,), (128,), (512, 128), (512,), (128, 512), (128,)]
     return [(256, 128), *layer * 2, (128,), (128,)]
 
 
@@ -69,13 +58,7 @@ BYTES_PER_PARAM = 110
 
 
 def numel(shapes: list[Shape]) -> int:
-    total = 0
-    for shape in shapes:
-        count = 1
-        for size in shape:
-            count *= size
-        total += count
-    return total
+    return sum(map(math.prod, shapes))
 
 
 def chosen(scope: Scope, tensors: bool = False) -> dict[str, list[Shape]]:

@@ -21,12 +21,13 @@ def compared(
     last: dict[str, Prepare] | None = None,
     **case,
 ) -> Case:
-    """A case of `providers`, then amp_kernels, whose call `own` prepares, then `last`; the raw op `kernel` decides its backends."""
+    """A case of `providers`, then amp_kernels, whose call `own` prepares, then `last`; the raw op `kernel` decides its backends, and
+    is the case's `op` if that has no other name."""
     ours = {"amp_kernels": own}
     chosen = backends(kernel, device)
     if device.type == "cuda" and REGISTRY[kernel].built.triton and chosen.get("amp_kernels") != "triton":
         ours["amp_kernels:triton"] = lambda inputs: _under("triton", own, inputs)
-    return Case(providers={**providers, **ours, **(last or {})}, backends=chosen, **case)
+    return Case(**{"op": kernel, **case}, providers={**providers, **ours, **(last or {})}, backends=chosen)
 
 
 def backends(kernel: str, device: torch.device) -> dict[str, str]:

@@ -44,7 +44,6 @@ def _cases(
             scope.device,
             lambda inputs: _prepare(inputs, our_step),
             {"torch": lambda inputs: _prepare(inputs, torch_step)},
-            op=op,
             shape=name,
             dtype="fp32",
             bytes=bytes_per_param * count,
