@@ -24,13 +24,16 @@ def like(piece: Tensor, param: Tensor, shape: torch.Size | None = None) -> Tenso
     ``param`` is a plain tensor."""
     if not is_dtensor(param):
         return piece
-    if piece.storage_offset():
-        # A storage of its own over the same memory: asynchronous saving takes a DTensor with an offset for a plain tensor.
-        piece = from_dlpack(to_dlpack(piece))
+    piece = in_own_storage(piece)
     stride = param.stride() if shape is None else torch.empty(shape, device="meta").stride()
     placed = {"run_check": False, "shape": param.shape if shape is None else shape, "stride": stride}
     # Uneven shards need shape and stride.
     return type(param).from_local(piece, param.device_mesh, param.placements, **placed)
+
+
+def in_own_storage(piece: Tensor) -> Tensor:
+    """``piece`` without an offset, over the same memory: asynchronous saving takes a DTensor with an offset for a plain tensor."""
+    return from_dlpack(to_dlpack(piece)) if piece.storage_offset() else piece
 
 
 def local_value(value: Any, param: Tensor) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -75,6 +75,12 @@ def refresh_shadow(param: Tensor, view: Tensor) -> None:
         shadow.stamp(param)
     else:
         _shadows[id(param)] = Shadow(param, view, Stamps(1), 0)
+
+
+def forget_shadows(params: Iterable[Tensor]) -> None:
+    """Declare that parameters have none until the next :func:`refresh_shadow`."""
+    for param in params:
+        _shadows.pop(id(param), None)
 
 
 class ShadowList:

@@ -284,6 +284,35 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
         exactly: its 16 bits cannot tell which elements were overwritten, so all stay, which moves a written weight by up to
         half a unit in its last place (0 and infinities excepted). Averages (``ema_decay``) stay as they are.
         """
+        self._store.reload_params()
+
+    def offload_state(self) -> None:
+        """Move the state to host memory, pinned where parameters are on a GPU, until :meth:`reload_state`: between phases of a run
+        that train and others that do not, such as sampling. Its memory on the device is freed, but for what a ``state_dict`` of
+        before still shows. ``step`` is refused in between; ``state_dict`` works, with tensors on the CPU.
+
+        Raises:
+            RuntimeError: there is not enough memory. Nothing has been changed then.
+
+        Examples:
+            >>> model = torch.nn.Linear(4, 2)
+            >>> optimizer = ak.optim.AdamW(model.parameters())
+            >>> model(torch.ones(1, 4)).sum().backward()
+            >>> optimizer.step()
+            >>> optimizer.offload_state()
+            >>> optimizer.reload_state()
+            >>> optimizer.step()
+        """
+        self._plan.forget()
+        self._store.offload()
+
+    def reload_state(self) -> None:
+        """Move the state back to the devices that :meth:`offload_state` took it from, with the same bits. It does nothing without.
+
+        Raises:
+            RuntimeError: there is not enough memory. Nothing has been changed then.
+        """
+        self._plan.forget()
         self._store.reload()
 
     def state_dict(self) -> dict[str, Any]:

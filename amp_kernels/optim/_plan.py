@@ -99,6 +99,7 @@ class StepPlan:
     def step(self, groups: Groups, state: dict, request: StepRequest) -> StepAnswer:
         """Take a step. Nothing has been changed if it raises."""
         options = self._options
+        self._store.check_home()
         packed = self.hyper.packed(groups)
         launches = self.launches(groups, state, packed, request.units)
         if self.cached is not None and self.cached.present is not None:
@@ -349,6 +350,7 @@ class StepPlan:
 
     def begin_alone(self, groups: Groups) -> None:
         """Before :meth:`step_alone`: read the groups, as a step of all parameters does."""
+        self._store.check_home()
         self._store.outgrow()
         self._store.marks.clear()
         backend = torch._C._len_torch_dispatch_stack() == 0 and policy.requested_backend()
@@ -410,6 +412,7 @@ class StepPlan:
     @contextmanager
     def replay(self) -> Iterator[None]:
         """Around a replay of the last step: the host's part of it, which a graph does not record."""
+        self._store.check_home()
         batches = self._batches[1]
         for batch in batches:
             batch.shadows.renew()

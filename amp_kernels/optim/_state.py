@@ -139,7 +139,7 @@ class PackedState(ShownState):
             raise KeyError(name)
         if name != "master":
             return read_coded(self[name + CODE], self[name + SCALE], place.block.formats[name])
-        piece = place.piece.detach()
+        piece = place.beside
         if place.converted:
             return like(piece.float(), place.param)
         place.adopt_write()
@@ -234,6 +234,11 @@ class Place:
         return local(self.param)
 
     @property
+    def beside(self) -> Tensor:
+        """The same without gradient, on the device of the state."""
+        return self.piece.detach().to(self.block.steps.device)
+
+    @property
     def converted(self) -> bool:
         """True once the parameter has another dtype, to which a remainder does not fit."""
         return self.param.dtype != self.signature[0]
@@ -274,12 +279,12 @@ class Place:
 
         Until the next step, a master and an average that no load has brought also follow a weight that changed without a version.
         """
-        followers, piece = self._followers(), self.piece.detach()
+        followers, piece = self._followers(), self.beside
         written = "master" in followers
         if self.needs_adoption:
             versions = walks.versions(self.watched)
             known = self.versions[self.index : self.index + len(versions)]
-            written |= known != versions or self.address != piece.data_ptr()
+            written |= known != versions or self.address != self.piece.data_ptr()
         if written and self.block.master.numel():
             master = self.view(self.block.master)
             if master.dtype == torch.float32:
@@ -292,7 +297,7 @@ class Place:
 
     def _weight(self) -> Tensor:
         """The master, however it is kept, or the parameter."""
-        piece, master = self.piece.detach(), self.block.master
+        piece, master = self.beside, self.block.master
         if not master.numel() or (self.converted and master.dtype != torch.float32):
             return piece
         master = self.view(master)

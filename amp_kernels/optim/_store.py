@@ -14,8 +14,9 @@ from .._checks.lists import HALF_DTYPES
 from .._checks.types import type_name
 from .._dispatch.devices import restorer
 from .._raw._split_master import SPLITS, join_master
-from .._sharding.local import is_dtensor, like, local, local_value
+from .._sharding.local import in_own_storage, is_dtensor, like, local, local_value
 from .._updates.state import buffer_numel, exponents_at, state_layout, view_like
+from ..ops._shadows import forget_shadows
 from ._algorithm import Algorithm
 from ._moments8 import (
     CODE,
@@ -63,20 +64,21 @@ class StateStore:
         self.version = 0  # changes with the places
         #: Checksums of weights and of what follows them, by parameter, at the first and the last state_dict since a step.
         self.marks: list[dict[int, dict[str, Tensor]]] = []
+        self._homes: dict[Block, torch.device] = {}  # of blocks that are in host memory for now
 
     def clear(self) -> None:
         self.version += 1
-        self.places, self.blocks = {}, set()
+        self.places, self.blocks, self._homes = {}, set(), {}
 
     def undo(self, packed: Packed) -> Callable[[], None]:
         """A function that brings back what is there now, after :meth:`clear` and a :meth:`commit` that did not come to its end."""
-        places, blocks = self.places, self.blocks
+        places, blocks, homes = self.places, self.blocks, self._homes
         weights = [(param, param.clone()) for param, _ in packed.overwrite]
 
         @torch.no_grad()
         def restore() -> None:
             self.version += 1
-            self.places, self.blocks = places, blocks
+            self.places, self.blocks, self._homes = places, blocks, homes
             for param, weight in weights:
                 param.copy_(weight)
             for block in blocks:
@@ -297,7 +299,8 @@ class StateStore:
         if place is not None and place.state is not values:
             place = None
         if "remainder" in values:
-            master = like(join(local(param.detach()), local(values["remainder"])), param)
+            remainder = local(values["remainder"])
+            master = like(join(local(param.detach()).to(remainder.device), remainder), param)
             values = {key: value for key, value in values.items() if key != "remainder"} | {"master": master}
         if not (keep_codes and local(param).is_contiguous()):
             values = self._decoded(values)
@@ -347,6 +350,47 @@ class StateStore:
 
         return restore
 
+    # ---- host memory between phases ----
+
+    def offload(self) -> None:
+        """Move all buffers to host memory. Nothing has been changed if it raises."""
+        self.adopt_writes()
+        blocks = [block for block in self.blocks if block not in self._homes]
+        homes = {block: block.steps.device for block in blocks}
+        self._move(dict.fromkeys(blocks, torch.device("cpu")))
+        self._homes |= homes
+        for block in blocks:
+            forget_shadows(block.params[: len(block.shadow_views)])
+
+    def reload(self) -> None:
+        """Move them back. Nothing has been changed if it raises."""
+        self._move(self._homes)
+        for block in self._homes:
+            block.refresh_shadows()
+        self._homes = {}
+
+    def check_home(self) -> None:
+        """Before a step."""
+        if self._homes:
+            raise RuntimeError(
+                f"{self._name}: the state is in host memory, since offload_state(); accepted: reload_state() before the next step"
+            )
+
+    @torch.no_grad()
+    def _move(self, targets: dict[Block, torch.device]) -> None:
+        self.version += 1
+        copies = [(b, moved(b, device)) for block, device in targets.items() for b in block.tensors()]
+        for buffer, copy in copies:
+            buffer.data = copy
+        for block in targets:
+            for param, offset, view in zip(block.params, block.offsets, block.shadow_views, strict=False):
+                view.data = view_like(block.shadow, param, offset)
+        for place in self.places.values() if targets else ():
+            views = self._views(place.block, place.slot, place.piece) if place.block in targets else {}
+            for name in views.keys() & getattr(place.state, "views", ()):
+                shown, view = dict.get(place.state, name), views[name]
+                local(shown).data = in_own_storage(view) if is_dtensor(shown) else view
+
     # ---- writes of others to parameters ----
 
     def mark_clean(self) -> None:
@@ -361,7 +405,7 @@ class StateStore:
             place.adopt_write()
 
     @torch.no_grad()
-    def reload(self) -> None:
+    def reload_params(self) -> None:
         """Set all masters to the parameters, without extra bits, and copy the parameters into the shadows."""
         for place in self.places.values():
             master = place.block.master
@@ -372,6 +416,13 @@ class StateStore:
             place.mark_clean()
         for block in self.blocks:
             block.refresh_shadows()
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on ``device``, in pinned memory if that is the CPU; itself if it is there."""
+    if tensor.device == device or device.type != "cpu":
+        return tensor.to(device)
+    return torch.empty_like(tensor, device=device, pin_memory=tensor.is_cuda).copy_(tensor)
 
 
 def _checksums(views: dict[str, Tensor]) -> dict[str, Tensor]:
