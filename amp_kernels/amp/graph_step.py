@@ -125,6 +125,10 @@ class GraphedStep:
             raise ValueError(
                 "graph_step: the optimizer releases its gradients (release_gradients); accepted: remove() of that handle first"
             )
+        if self._optimizer.state_device is not None:
+            raise ValueError(
+                f"graph_step: state_device of the optimizer is {self._optimizer.state_device!r}, which a graph cannot reach; accepted: None"
+            )
         self._take_inputs(inputs)
         with _on(self._device()):
             with self._rates_put_back_on_error() if self._key is None else contextlib.nullcontext():

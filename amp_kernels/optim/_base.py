@@ -65,6 +65,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
     master_weights = OptionAttribute[str]()
     shadow_dtype = OptionAttribute[torch.dtype | None]()
     state_dtype = OptionAttribute[torch.dtype | str]()
+    state_device = OptionAttribute[str | None]()
     independent_groups = OptionAttribute[bool]()
     max_grad_norm = OptionAttribute[float | None]()
     spike_zscore = OptionAttribute[float | None]()
@@ -289,7 +290,8 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
     def offload_state(self) -> None:
         """Move the state to host memory, pinned where parameters are on a GPU, until :meth:`reload_state`: between phases of a run
         that train and others that do not, such as sampling. Its memory on the device is freed, but for what a ``state_dict`` of
-        before still shows. ``step`` is refused in between; ``state_dict`` works, with tensors on the CPU.
+        before still shows. ``step`` is refused in between; ``state_dict`` works, with tensors on the CPU. With
+        ``state_device="cpu"`` both do nothing.
 
         Raises:
             RuntimeError: there is not enough memory. Nothing has been changed then.

@@ -115,10 +115,11 @@ def measure(
         return answer
     sum_sq, flags = None, {}
     for device, of_device in by_device(launches).items():
-        found, flags[device] = _check(request, of_device, answer)
+        found, flags[device] = _check(request, device, of_device, answer)
         sum_sq = found if sum_sq is None else sum_sq + at(found, sum_sq.device)
     if agreement:  # a rank without gradients takes part
         device = next(iter(flags)) if flags else home_device(agreement, params)
+        device = home_device(agreement, params) if device.type == "cpu" else device  # gradients kept in host memory
         zero = torch.zeros((), dtype=torch.float32, device=device)
         sum_sq, flag = agreement.reduce(
             zero if sum_sq is None else sum_sq, largest_flag([zero, *flags.values()], device)
@@ -136,15 +137,19 @@ def home_device(agreement: Agreement, params: list[Tensor]) -> torch.device:
 
 
 def by_device(launches: list[Launch]) -> dict[torch.device, list[Launch]]:
+    """The launches by the device of their gradients."""
     by_device: dict[torch.device, list[Launch]] = {}
     for launch in launches:
-        by_device.setdefault(launch.batch.device, []).append(launch)
+        device = launch.grads[0].device if launch.grads else launch.batch.device  # state in host memory: another one
+        by_device.setdefault(device, []).append(launch)
     return by_device
 
 
-def _check(request: StepRequest, launches: list[Launch], answer: StepAnswer) -> tuple[Tensor, Tensor]:
+def _check(
+    request: StepRequest, device: torch.device, launches: list[Launch], answer: StepAnswer
+) -> tuple[Tensor, Tensor]:
     """The sum of squares that counts on this rank, and the flag, of one device's gradients."""
-    device, nothing = launches[0].batch.device, launches[0].batch.nothing
+    nothing = launches[0].batch.nothing
     scale, per_tensor = at(request.grad_scale, device), request.check and request.per_tensor
     sums, flags = [], []
     for counts in (True, False):

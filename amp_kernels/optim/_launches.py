@@ -73,7 +73,7 @@ class DeviceBatch:
                 ],
                 [block.steps for block in self.blocks],
                 [block.master for block in self.blocks],
-                [block.shadow for block in self.blocks],
+                [block.shadow if block.weights is None else self.nothing for block in self.blocks],
                 [block.ema if averaged[group] else self.nothing for block, group in pairs],
             )
             self._used = used  # last: an interrupt before it leaves nothing half made

@@ -42,6 +42,10 @@ class MixedPrecision(TypedDict, total=False):
             rounded stochastically, with floating-point codes in which no second moment becomes 0. Parameters with fewer
             than 4096 elements, and those of which a row (all dimensions but the first) is no multiple of 32 elements, keep
             bfloat16, by their shape before any sharding; the logger ``amp_kernels`` names them at level DEBUG.
+        state_device: ``"cpu"`` keeps moments, averages and what parameters lack of their masters in CPU memory, and copies of the
+            parameters beside them. Gradients leave the device in buckets, the CPU updates, and the weights return. The norm and the check
+            for non-finite gradients are taken before, where the gradients are. Not together with ``independent_groups`` or
+            ``spike_zscore``.
         independent_groups: each parameter group, or all groups with the same ``unit`` (a string in the group), is a unit that
             steps as an optimizer of its own, in the launches of one: it has its own norm, clipping, check for non-finite gradients, skip
             and random bits. Groups may then also have a ``max_grad_norm`` and a ``skip_nonfinite``, the same in all groups
@@ -98,6 +102,7 @@ class MixedPrecision(TypedDict, total=False):
     master_weights: Literal["fp32", "split", "split24", "none", "none_rne"]
     shadow_dtype: torch.dtype | None
     state_dtype: torch.dtype | Literal["8bit"]
+    state_device: Literal["cpu"] | None
     independent_groups: bool
     max_grad_norm: float | None
     spike_zscore: float | None
@@ -116,6 +121,7 @@ DEFAULTS: MixedPrecision = {
     "master_weights": "fp32",
     "shadow_dtype": None,
     "state_dtype": torch.float32,
+    "state_device": None,
     "independent_groups": False,
     "max_grad_norm": None,
     "spike_zscore": None,
@@ -138,6 +144,7 @@ _ACCEPTED = {
     "master_weights": get_args(_TYPES["master_weights"]),
     "shadow_dtype": (None, *HALF_DTYPES),
     "state_dtype": (torch.float32, torch.bfloat16, "8bit"),
+    "state_device": (None, "cpu"),
 }
 #: By ``master_weights``: the dtype in which the optimizer keeps the part of a 16-bit parameter's master that the parameter lacks.
 MASTERS = {"fp32": torch.float32, "split": torch.int16, "split24": torch.int8}
@@ -253,6 +260,7 @@ def checked_options(optimizer: str, options: MixedPrecision) -> Options:
             "a device mesh)"
         )
     check_unit_options(optimizer, options)
+    check_state_device(optimizer, options)
     check_group_options(optimizer, options)
     for name in ("independent_groups", "skip_nonfinite", "unscale_grads", "zero_grads"):
         options[name] = bool(options[name])
@@ -272,6 +280,15 @@ def check_unit_options(optimizer: str, options: Mapping[str, Any]) -> None:
         raise ValueError(f"{optimizer}: spike_warmup is {warmup!r}; accepted: an integer of at least 2")
     if action not in ("clip", "skip"):
         raise ValueError(f"{optimizer}: spike_action is {action!r}; accepted: 'clip', 'skip'")
+
+
+def check_state_device(optimizer: str, options: Mapping[str, Any]) -> None:
+    """Raise for what judges norms by state of its own together with state in host memory."""
+    for name in ("independent_groups", "spike_zscore"):
+        if options["state_device"] is not None and options[name] not in (None, False):
+            raise ValueError(
+                f"{optimizer}: {name} is {options[name]!r} and state_device is {options['state_device']!r}; accepted: one of them"
+            )
 
 
 def check_group_options(optimizer: str, options: Mapping[str, Any]) -> None:

@@ -23,11 +23,13 @@ from .._sharding.agreement import Agreement, LatestAgreement, declared_in
 from .._sharding.local import is_dtensor, local
 from .._updates.arguments import UpdateArguments
 from .._updates.op import UpdateCall, take_together
+from .._updates.state import Column
 from ._algorithm import Algorithm, Update
 from ._gradients import GradientReader, StepAnswer, StepRequest, measure
 from ._groups import GroupChecks, HyperParameters, PackedGroups
+from ._host import HostUpdates
 from ._launches import CachedStep, DeviceBatch, Launch, LoneStep, addressable, make_batches
-from ._options import Options
+from ._options import Options, check_state_device
 from ._state import Place, refuse_other_device, signature
 from ._store import Entry, StateStore
 from ._units import Units
@@ -66,6 +68,9 @@ class StepPlan:
         self._checks, self.hyper = checks, HyperParameters(algorithm, options, checks)
         self._units = Units(name, options)
         self._members = algorithm.members
+        self.host = None if options.state_device is None else HostUpdates(algorithm, options, self._host_batch)
+        if self.host is not None:
+            store.complete = self.host.finish
         self._staged = any(member.op.stage is not None for member in self._members)
         self._maskable = all(type(member).prepared is Algorithm.prepared for member in self._members)
         self.forget()
@@ -85,8 +90,11 @@ class StepPlan:
         self.cached: CachedStep | None = None
         self._alone: tuple = ()  # what the steps of single parameters share, besides groups and state,
         self._lone: dict[int, LoneStep] = {}  # and these steps
+        self._host_key: tuple[dict[int, int], int] = ({}, -1)  # numbers of parameters, and the store's version
         self.hyper.forget()
         self._units.forget()
+        if self.host is not None:
+            self.host.forget()
 
     def agreement(self, groups: Groups) -> Agreement:
         """The ranks to agree with on norms and skips."""
@@ -100,6 +108,8 @@ class StepPlan:
         """Take a step. Nothing has been changed if it raises."""
         options = self._options
         self._store.check_home()
+        if self.host is not None:
+            check_state_device(self._name, vars(options))  # they can be set late
         packed = self.hyper.packed(groups)
         launches = self.launches(groups, state, packed, request.units)
         if self.cached is not None and self.cached.present is not None:
@@ -119,6 +129,8 @@ class StepPlan:
         self._needs_norm = (
             independent or max_norm is not None if request.check or max_norm is not None or independent else None
         )
+        if self.host is not None:
+            self.host.wait_for_kept()
         is_norm_known = self._settle()
         factors: list[Tensor | None] = [None] * len(launches)
         if independent:
@@ -127,27 +139,62 @@ class StepPlan:
             answer = measure(request, launches, self._agreement, self._params, norm=max_norm is not None)
         if not is_norm_known:
             answer.sum_sq = None
-        updates = [
-            self._update(launch, groups, packed, request, answer, of_launch)
-            for launch, of_launch in zip(launches, factors, strict=True)
-        ]
-        calls: list[UpdateCall] = []
-        for member in self._members:
-            own = [update for update in updates if update.launch.batch.op is member.op]
-            # The first call may lack memory: not one after others whose memory has been used before.
-            calls = member.prepared(own, self._agreement, groups) + calls
-        take_together(calls)
+        if self.host is not None:
+            self._step_on_host(launches, groups, packed, request, answer)
+        else:
+            updates = [
+                self._update(launch, groups, packed, request, answer, of_launch)
+                for launch, of_launch in zip(launches, factors, strict=True)
+            ]
+            calls: list[UpdateCall] = []
+            for member in self._members:
+                own = [update for update in updates if update.launch.batch.op is member.op]
+                # The first call may lack memory: not one after others whose memory has been used before.
+                calls = member.prepared(own, self._agreement, groups) + calls
+            take_together(calls)
         for launch in launches:
-            launch.note_written()
+            if self.host is None:
+                launch.note_written()
             if options.zero_grads:
                 batch, _, table = launch
-                grads = table.grads() if table is not None else [local(param.grad) for param in batch.params]
+                params = [param for param in batch.params if param.grad is not None]  # not kept in host memory
+                grads = table.grads() if table is not None else [local(param.grad) for param in params]
                 if request.units is not None:
                     rows = zip(grads, batch.layout[:, 3].tolist(), strict=True)
                     grads = [grad for grad, group in rows if self.units.of_groups[group] in request.units]
-                if grads:  # units that were asked for may have none
+                if grads:  # of units that were asked for, or kept in host memory, there may be none
                     torch._foreach_zero_(grads)
         return answer
+
+    def _step_on_host(
+        self,
+        launches: list[Launch],
+        groups: Groups,
+        packed: PackedGroups,
+        request: StepRequest,
+        answer: StepAnswer,
+    ) -> None:
+        """Nothing of a step that is skipped."""
+        flag = largest_flag([request.found_inf, *answer.found_infs.values()], torch.device("cpu"))
+        if flag is None or not flag.item() > 0:
+            self._begin_on_host(groups, packed, request, answer)
+            for batch, grads, _ in launches:
+                of_rows = batch.layout[:, Column.GROUP - Column.BLOCK].tolist()
+                for param, grad, group in zip(batch.params, grads, of_rows, strict=True):
+                    self.host.add(group, self._store.places[id(param)], grad)
+            self.host.finish()
+
+    def _begin_on_host(self, groups: Groups, packed: PackedGroups, request: StepRequest, answer: StepAnswer) -> None:
+        number = {id(param): i for i, param in enumerate(self._params)}
+        if (number, self._store.version) != self._host_key:
+            self._host_key = number, self._store.version
+            self.host.forget()
+        self.host.begin(groups, lambda launch: self._arguments(launch, groups, packed, request, answer, None))
+
+    def _host_batch(self, groups: list[int], places: list[Place]) -> DeviceBatch:
+        active = _Active(groups=groups, places=places)
+        (batch,) = self._make_batches(active, self._host_key[0])
+        return batch
 
     def _settle(self) -> bool:
         """Exchange evidence about the squares of the last step's norm, if it has one; ``False``: some are left out."""
@@ -164,11 +211,22 @@ class StepPlan:
         factors: Tensor | None,
     ) -> Update:
         """The arguments of the update op, with masters and shadows brought up to date."""
+        launch.batch.shadows.renew()
+        launch.batch.written.adopt()
+        return Update(launch, self._arguments(launch, groups, packed, request, answer, factors))
+
+    def _arguments(
+        self,
+        launch: Launch,
+        groups: Groups,
+        packed: PackedGroups,
+        request: StepRequest,
+        answer: StepAnswer,
+        factors: Tensor | None,
+    ) -> UpdateArguments:
         batch, max_norm = launch.batch, request.max_norm if factors is None else None
         flags = [request.found_inf, *answer.found_infs.values()] if factors is None else []
-        batch.shadows.renew()
-        batch.written.adopt()
-        arguments = UpdateArguments(
+        return UpdateArguments(
             batch.pieces,
             launch.grads,
             *batch.state(packed.used, packed.averaged),
@@ -184,7 +242,6 @@ class StepPlan:
             seed=self._options.seed,
             factors=factors,
         )
-        return Update(launch, arguments)
 
     # ---- collection ----
 
@@ -275,8 +332,9 @@ class StepPlan:
     def _find_active(self, groups: Groups, state: dict, members: Iterable[_Member]) -> _Active:
         """Check the gradient of every member and look up the state of its parameter; adopt writes to parameters that have moved."""
         active, read, known = _Active(), self._gradients.read, self._store.places
+        kept = {} if self.host is None else self.host.kept
         for index, position, param in members:
-            shown_grad = param.grad
+            shown_grad = kept.get(id(param), param.grad)
             if shown_grad is None:
                 continue
             group = groups[index]
@@ -287,7 +345,7 @@ class StepPlan:
                 self._checks.check_param(group, position)
                 if place is not None and place.signature == signature(param):
                     for name, value in (shown or {}).items():
-                        refuse_other_device(name, value, piece)
+                        refuse_other_device(name, value, place.piece)
                 active.missing.append((group, param, self._store.current(param, state)))
                 place = None
             elif place.unloaded is not None or place.address != piece.data_ptr():
@@ -297,7 +355,9 @@ class StepPlan:
                         "cannot record; take one step before the capture"
                     )
                 place.settle()
-            grad = read(param, shown_grad, piece)
+            grad = shown_grad if id(param) in kept else read(param, shown_grad, piece)
+            if kept:
+                grad = grad.to("cpu")  # all in one place for the measurement
             if grad is not shown_grad and grad is not local(shown_grad):
                 active.copied = True
             active.params.append(param)
@@ -338,7 +398,7 @@ class StepPlan:
         self, batches: list[DeviceBatch], grads: list[list[Tensor]], active: _Active, backend: Any
     ) -> bool:
         """True if the addresses of the parameters' own gradients describe the next step."""
-        own = not active.copied and backend is not False and nodes.step_walk() is not None
+        own = not active.copied and backend is not False and nodes.step_walk() is not None and self.host is None
         return own and all(map(addressable, batches, grads))
 
     def _takes_tables(self, batches: list[DeviceBatch]) -> bool:
@@ -359,10 +419,14 @@ class StepPlan:
             self._alone, self._lone = alone, {}
             self._member_of = {id(member[2]): member for member in _members(groups)}
             self._number_of = {key: number for number, key in enumerate(self._member_of)}
+        if self.host is not None:
+            self._begin_on_host(groups, alone[0], StepRequest(), StepAnswer())
 
     def step_alone(self, param: Tensor, groups: Groups, state: dict) -> bool:
         """Step ``param`` as a step of all would, whatever gradients others have. Nothing has been changed if it raises, or returns
-        ``False``: it is not in the groups."""
+        ``False``: it is not in the groups. With state in host memory the update ends later."""
+        if self.host is not None:
+            return self._add_alone(param, groups, state)
         lone, place = self._lone.get(id(param)), self._store.places.get(id(param))
         if lone is not None and lone.belongs_to(place) and place.state is state.get(param) and lone.take():
             return True
@@ -371,6 +435,24 @@ class StepPlan:
             with torch.no_grad():
                 self._plan_alone(member, groups, state)
         return member is not None
+
+    def _add_alone(self, param: Tensor, groups: Groups, state: dict) -> bool:
+        member = self._member_of.get(id(param))
+        if member is not None:
+            with torch.no_grad():
+                active = self._find_active(groups, state, [member])
+                if active.missing:
+                    self._make_state(active, state)
+                self.host.add(member[0], active.places[0], active.grads[0])
+        return member is not None
+
+    def keep_alone(self, param: Tensor) -> bool:
+        """Take the gradient of ``param`` to host memory for the next step; ``False``: it is not in the groups."""
+        if id(param) not in self._member_of:
+            return False
+        with torch.no_grad():
+            self.host.keep(param, self._gradients.read(param, param.grad, local(param)))
+        return True
 
     def _plan_alone(self, member: _Member, groups: Groups, state: dict) -> None:
         index, _, param = member

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -16,13 +16,15 @@ from torch.torch_version import TorchVersion
 from torch.utils import _pytree as pytree
 
 from .._checks.types import type_name
-from .._sharding.local import is_dtensor, local
+from .._sharding.local import is_dtensor, like, local
 from ._base import FusedOptimizer
 from ._gradients import StepRequest
 from ._groups import labels
 
 #: Options, and keys of groups, that need all gradients at once.
 _NEED_ALL = ("max_grad_norm", "skip_nonfinite", "unscale_grads", "independent_groups", "spike_zscore")
+#: Those that gradients in host memory can wait for.
+_WAITED_FOR = ("max_grad_norm", "skip_nonfinite")
 _RACES = TorchVersion(torch.__version__) < (2, 13)
 _handles: weakref.WeakSet[ReleasedGradients] = weakref.WeakSet()
 
@@ -94,6 +96,7 @@ class ReleasedGradients:
     def __init__(self, optimizer: FusedOptimizer) -> None:
         self._optimizer = weakref.ref(optimizer)  # parameters keep their hooks, which must not keep the state
         self._updated: set[int] = set()  # ids of parameters, since the last step()
+        self._scaled_kept = False  # whether kept gradients carry a scale
         self._holds = 0
         self._task = self._scaled = -1  # numbers of backwards: the last one, and the last one of a scaled loss
         self._unfinished: list[weakref.ref[_Backward]] = []
@@ -119,6 +122,13 @@ class ReleasedGradients:
         _handles.discard(self)
         optimizer = self._optimizer()
         if optimizer is not None and optimizer._released is self:
+            if (host := optimizer._plan.host) is not None:
+                host.finish()
+                host.wait_for_kept()
+                for param in optimizer._params():
+                    if id(param) in host.kept:  # back to where a plain step looks for it
+                        param.grad = like(host.kept[id(param)].to(local(param).device, copy=True), param)
+                host.drop()
             optimizer._released = None
             optimizer._plan.forget()
 
@@ -135,7 +145,9 @@ class ReleasedGradients:
         if optimizer is None or param.grad is None:
             return
         with self._lock:
-            if id(param) in self._updated:
+            plan = optimizer._plan
+            kept = {} if plan.host is None else plan.host.kept
+            if id(param) in self._updated or id(param) in kept:
                 self._refuse_after_failure(optimizer)
                 raise _second_gradient(optimizer, param)
             if self._holds:
@@ -143,29 +155,41 @@ class ReleasedGradients:
             task = torch._C._current_graph_task_id()
             if task != self._task or task < 0:
                 self._begin(optimizer, task)
-            if optimizer._plan.step_alone(param, optimizer.param_groups, optimizer.state):
+            if self._waits(optimizer, task):
+                if plan.keep_alone(param):
+                    self._scaled_kept |= task == self._scaled >= 0
+                    param.grad = None
+            elif plan.step_alone(param, optimizer.param_groups, optimizer.state):
                 self._updated.add(id(param))
                 param.grad = None
+
+    def _waits(self, optimizer: FusedOptimizer, task: int) -> bool:
+        """True if one decision for all gradients comes before the first update."""
+        if optimizer._plan.host is None:
+            return False
+        return optimizer.max_grad_norm is not None or bool(optimizer.skip_nonfinite) or task == self._scaled >= 0
 
     def _begin(self, optimizer: FusedOptimizer, task: int) -> None:
         """At the first gradient of a backward, before anything is written."""
         self._refuse_after_failure(optimizer)
-        if task == self._scaled >= 0:
+        if task == self._scaled >= 0 and optimizer._plan.host is None:
             raise RuntimeError(
                 f"{type(optimizer).__name__}: the loss was scaled by GradScaler, which checks all gradients before an update, and each is "
-                "released as it arrives; accepted: a loss without a scale"
+                "released as it arrives; accepted: a loss without a scale, or state_device='cpu'"
             )
         _refuse(optimizer)
         optimizer._plan.begin_alone(optimizer.param_groups)
         if task >= 0:  # not a call from outside of backward
-            torch.autograd.Variable._execution_engine.queue_callback(_Backward(self._unfinished))
+            host = optimizer._plan.host
+            done = _Backward(self._unfinished, None if host is None else host.flush)
+            torch.autograd.Variable._execution_engine.queue_callback(done)
         self._task = task
 
     def _refuse_after_failure(self, optimizer: FusedOptimizer) -> None:
         if any(backward() is None for backward in self._unfinished):
             raise RuntimeError(
-                f"{type(optimizer).__name__}: the backward before failed, so that some parameters are a step ahead; accepted: "
-                "optimizer.zero_grad() after a failure"
+                f"{type(optimizer).__name__}: the backward before failed, so that some parameters are a step ahead, or some gradients "
+                "are in host memory; accepted: optimizer.zero_grad() after a failure"
             )
 
     # ---- for the optimizer ----
@@ -173,35 +197,53 @@ class ReleasedGradients:
     def check_step(self, request: StepRequest) -> bool:
         """Before ``step()``: whether it has anything to update. Raises for gradients or a ``request`` that come too late."""
         optimizer = self._optimizer()
+        kept: dict[int, Tensor] = {}
+        if (host := optimizer._plan.host) is not None:
+            host.finish()
+            kept = host.kept
         params = [param for param in optimizer._params() if param.grad is not None]
         for param in params:
-            if id(param) in self._updated:
+            if id(param) in self._updated or id(param) in kept:
                 raise _second_gradient(optimizer, param)
+        if kept:
+            self._refuse_after_failure(optimizer)
+        if kept and self._scaled_kept and request.grad_scale is None:
+            raise RuntimeError(
+                f"{type(optimizer).__name__}: the released gradients carry the scale of GradScaler, and step() came without it; accepted: "
+                "scaler.step(optimizer), without scaler.unscale_() before"
+            )
         if self._updated and any(value is not None and value is not False for value in request):
             raise RuntimeError(
                 f"{type(optimizer).__name__}: a scaler, max_norm or an option asks for a scale, a check or a norm in step(), after "
                 f"{len(self._updated)} parameters were updated and their gradients released; accepted: a step without"
             )
-        return bool(params) or not self._updated
+        return bool(params) or bool(kept) or not self._updated
 
     def end_step(self) -> None:
         """After ``step()``."""
         self._updated.clear()
+        self._scaled_kept = False
+        optimizer = self._optimizer()
+        if optimizer is not None and optimizer._plan.host is not None:
+            optimizer._plan.host.finish()
+            optimizer._plan.host.drop()
 
     def reset(self) -> None:
         """In ``zero_grad()``, which gives a failed backward up."""
-        self._updated.clear()
+        self.end_step()
         self._unfinished = []
 
 
 class _Backward:
     """One that has begun. autograd drops it at the end, and calls it before if there was no error."""
 
-    def __init__(self, unfinished: list[weakref.ref[_Backward]]) -> None:
-        self._unfinished, self._own = unfinished, weakref.ref(self)
+    def __init__(self, unfinished: list[weakref.ref[_Backward]], end: Callable[[], None] | None) -> None:
+        self._unfinished, self._own, self._end = unfinished, weakref.ref(self), end
         unfinished.append(self._own)
 
     def __call__(self) -> None:
+        if self._end is not None:
+            self._end()
         self._unfinished.remove(self._own)
 
 
@@ -220,13 +262,14 @@ def _note_scaled(_: Tensor) -> None:
 def _refuse(optimizer: FusedOptimizer) -> None:
     """Raise for what needs all gradients, or what keeps them."""
     name = type(optimizer).__name__
+    waits = optimizer._plan.host is not None  # for a decision
     for values in (vars(optimizer._options), *optimizer.param_groups):
         for option in _NEED_ALL:
             value = values.get(option)
-            if value is not None and value is not False:
+            if value is not None and value is not False and not (waits and option in _WAITED_FOR):
                 raise ValueError(
                     f"{name}: {option} is {value!r}, which needs all gradients, and each is released as it arrives; accepted: "
-                    "None, False, or remove() of the handle"
+                    f"None, False, {'state_device=' + repr('cpu') + ', ' if option in _WAITED_FOR else ''}or remove() of the handle"
                 )
     is_shared = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     for label, param in chain.from_iterable(map(labels, optimizer.param_groups)):
@@ -250,6 +293,6 @@ def _second_gradient(optimizer: FusedOptimizer, param: Tensor) -> RuntimeError:
     names = {id(it): name for group in optimizer.param_groups for name, it in labels(group)}
     label = f"{names.get(id(param), 'a parameter')}, of shape {list(param.shape)},"
     return RuntimeError(
-        f"{type(optimizer).__name__}: {label} has a second gradient before step(), and was updated with the first; accepted: one backward "
+        f"{type(optimizer).__name__}: {label} has a second gradient before step(), and the first was released; accepted: one backward "
         "for each step(), the others in `with released.hold():`, and checkpoint(use_reentrant=False)"
     )

@@ -40,11 +40,14 @@ class Block:
     ema: Tensor
     shadow: Tensor
     shadow_views: list[Tensor] = field(default_factory=list)
+    weights: Tensor | None = (
+        None  # copies of the parameters, beside state that is in host memory while they are elsewhere
+    )
 
     def tensors(self) -> list[Tensor]:
         """All buffers that the block has."""
-        buffers = (self.steps, *self.moments.values(), self.master, self.ema, self.shadow)
-        return [buffer for buffer in buffers if buffer.numel()]
+        buffers = (self.steps, *self.moments.values(), self.master, self.ema, self.shadow, self.weights)
+        return [buffer for buffer in buffers if buffer is not None and buffer.numel()]
 
     def refresh_shadows(self) -> None:
         for param, view in zip(self.params, self.shadow_views, strict=False):  # none, or one per param
@@ -164,6 +167,7 @@ class PackedState(ShownState):
             remainder = local(self["remainder"])
             weight, rest = SPLITS[remainder.dtype](value.to(piece.device, torch.float32), piece.dtype)
             piece.copy_(weight)
+            place.own.copy_(weight)
             remainder.copy_(rest)
         place.mark_clean()
 
@@ -218,6 +222,7 @@ class Place:
     versions: array = field(default_factory=lambda: array("q"))  # those of `watched` begin at `index`
     index: int = 0
     unloaded: Unloaded | None = None  # from a load to the next step
+    twin: Tensor | None = None  # the copy in host memory that the kernels see
 
     def __post_init__(self) -> None:
         if isinstance(self.state, PackedState):
@@ -229,9 +234,14 @@ class Place:
         return self.block.offsets[self.slot]
 
     @property
-    def piece(self) -> Tensor:
-        """The parameter as the kernels see it: of a DTensor this rank's piece."""
+    def own(self) -> Tensor:
+        """The parameter: of a DTensor this rank's piece."""
         return local(self.param)
+
+    @property
+    def piece(self) -> Tensor:
+        """The same as the kernels see it."""
+        return self.own if self.twin is None else self.twin
 
     @property
     def beside(self) -> Tensor:
@@ -251,12 +261,12 @@ class Place:
     @property
     def watched(self) -> list[Tensor]:
         """The tensors whose version counters show a write to the parameter: a DTensor has its own and its piece's."""
-        return [self.param] if not is_dtensor(self.param) else [self.param, self.piece]
+        return [self.param] if not is_dtensor(self.param) else [self.param, self.own]
 
     @property
     def needs_adoption(self) -> bool:
-        """True for a parameter with a master, which can miss a write to it, and a version counter, which shows the write."""
-        return self.block.master.numel() > 0 and not self.param.is_inference()
+        """True for a parameter with a master or a twin, which can miss a write to it, and a version counter, which shows the write."""
+        return (self.block.master.numel() > 0 or self.twin is not None) and not self.param.is_inference()
 
     def view(self, buffer: Tensor) -> Tensor:
         """This parameter's part of a buffer of its block."""
@@ -264,7 +274,7 @@ class Place:
 
     def mark_clean(self) -> None:
         """Record the current version of the parameter as the one that its master agrees with."""
-        self.address = self.piece.data_ptr()
+        self.address = self.own.data_ptr()
         if self.needs_adoption:
             versions = walks.versions(self.watched)
             self.versions[self.index : self.index + len(versions)] = versions
@@ -284,7 +294,9 @@ class Place:
         if self.needs_adoption:
             versions = walks.versions(self.watched)
             known = self.versions[self.index : self.index + len(versions)]
-            written |= known != versions or self.address != self.piece.data_ptr()
+            written |= known != versions or self.address != self.own.data_ptr()
+        if self.twin is not None and (written or followers):
+            self.twin.copy_(self.own)
         if written and self.block.master.numel():
             master = self.view(self.block.master)
             if master.dtype == torch.float32:
@@ -307,7 +319,7 @@ class Place:
         """The state that was not loaded, if the weight is no longer the one that it belongs to."""
         if self.unloaded is None:
             return frozenset()
-        weight = checksum(self.piece)
+        weight = checksum(self.own)
         if weight == self.unloaded.weight:
             return frozenset()
         names, self.unloaded = self.unloaded.names, self.unloaded._replace(weight=weight)

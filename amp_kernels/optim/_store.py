@@ -64,6 +64,7 @@ class StateStore:
         self.version = 0  # changes with the places
         #: Checksums of weights and of what follows them, by parameter, at the first and the last state_dict since a step.
         self.marks: list[dict[int, dict[str, Tensor]]] = []
+        self.complete: Callable[[], None] = lambda: None  # waits for updates that are under way
         self._homes: dict[Block, torch.device] = {}  # of blocks that are in host memory for now
 
     def clear(self) -> None:
@@ -112,15 +113,19 @@ class StateStore:
         for (_, _, _, dtype, moments, averaged), (group, members) in sets.items():
             block = self._new_block(group, members, moments, dtype, averaged)
             for slot, (param, piece, values) in enumerate(members):
-                views = self._views(block, slot, piece)
-                weight = self._fill(self._algorithm.of(group), piece, views, block.steps[slot], values)
+                views, twin = self._views(block, slot, piece), None
+                if block.weights is not None:
+                    twin = view_like(block.weights, piece, block.offsets[slot]).copy_(piece)
+                seen = piece if twin is None else twin
+                weight = self._fill(self._algorithm.of(group), seen, views, block.steps[slot], values)
                 unloaded = self._unloaded(param, views, values, weight) if load else None
                 if weight is not None and (unloaded is None or "master" not in unloaded.names):
                     packed.overwrite.append((piece, weight))
+                    seen.copy_(weight) if twin is not None else None
                 shown = {name: self._placed(name, view, param) for name, view in views.items()}
                 packs = any(unpacked_name(name) != name for name in shown)
                 state = PackedState(shown) if packs else ShownState(shown) if shown else None
-                packed.places.append(Place(param, block, slot, state, signature(param), unloaded=unloaded))
+                packed.places.append(Place(param, block, slot, state, signature(param), unloaded=unloaded, twin=twin))
         return packed
 
     def _unloaded(self, param: Tensor, views: dict, values: dict, weight: Tensor | None) -> Unloaded | None:
@@ -143,7 +148,7 @@ class StateStore:
     def note_exported(self) -> None:
         """Record the checksums of a state_dict, for :meth:`_unloaded`."""
         found = {key: _checksums(place.state or {}) for key, place in self.places.items()}
-        mark = {key: {**sums, "weight": checksum(self.places[key].piece)} for key, sums in found.items() if sums}
+        mark = {key: {**sums, "weight": checksum(self.places[key].own)} for key, sums in found.items() if sums}
         self.marks = [*self.marks[:1], mark]
 
     @torch.no_grad()
@@ -198,8 +203,10 @@ class StateStore:
         has_master = self._has_master(piece.dtype)
         has_shadow = piece.dtype == torch.float32 and options.shadow_dtype is not None
 
+        device = torch.device(options.state_device or piece.device)
+
         def buffer(numel: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(numel, dtype=dtype, device=piece.device)
+            return torch.zeros(numel, dtype=dtype, device=device)
 
         rounds_weight = piece.dtype in HALF_DTYPES and options.master_weights in ("none", "split24")
         block = Block(
@@ -213,7 +220,8 @@ class StateStore:
             master=buffer(total if has_master else 0, MASTERS.get(options.master_weights, torch.float32)),
             averaged=averaged,
             ema=buffer(total if averaged else 0, torch.float32),
-            shadow=buffer(total if has_shadow else 0, options.shadow_dtype or torch.float16),
+            shadow=torch.zeros(total * has_shadow, dtype=options.shadow_dtype or torch.float16, device=piece.device),
+            weights=None if options.state_device is None else buffer(total, piece.dtype),
         )
         for name, format in block.formats.items():
             exponents_at(block.moments[name], 0, total).fill_(format.least)
@@ -355,7 +363,7 @@ class StateStore:
     def offload(self) -> None:
         """Move all buffers to host memory. Nothing has been changed if it raises."""
         self.adopt_writes()
-        blocks = [block for block in self.blocks if block not in self._homes]
+        blocks = [block for block in self.blocks if block not in self._homes and block.weights is None]
         homes = {block: block.steps.device for block in blocks}
         self._move(dict.fromkeys(blocks, torch.device("cpu")))
         self._homes |= homes
@@ -401,6 +409,7 @@ class StateStore:
     @torch.no_grad()
     def adopt_writes(self) -> None:
         """Update the masters of parameters that others wrote since the last step."""
+        self.complete()
         for place in self.places.values():
             place.adopt_write()
 
@@ -409,6 +418,8 @@ class StateStore:
         """Set all masters to the parameters, without extra bits, and copy the parameters into the shadows."""
         for place in self.places.values():
             master = place.block.master
+            if place.twin is not None:
+                place.twin.copy_(place.own)
             if master.numel() and master.dtype == torch.float32:
                 place.view(master).copy_(place.piece)
             elif master.numel():

@@ -1,15 +1,27 @@
-"""Optimizer state in host memory."""
+"""Optimizer state in host memory: the bits of the plain step, with and without release."""
 
+import contextlib
 import copy
+import threading
 
 import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels.optim import _store
+from amp_kernels.optim import _host, _store
 
-from .optimizers import NAMES
-from .test_release import LAYOUTS, assert_same, batch, make, snapshot, train
+from .optimizers import NAMES, bf16, f16
+from .test_release import BETWEEN, LAYOUTS, SIZE, assert_same, batch, fail_behind, make, snapshot, step_under, train
+
+HOST = {"state_device": "cpu"}
+KINDS = pytest.mark.parametrize("released", [False, True])
+SPLIT24 = LAYOUTS["bf16 split24 8bit"]
+
+
+@pytest.fixture(autouse=True)
+def small_buckets(monkeypatch):
+    monkeypatch.setattr(_host, "BUCKET_BYTES", 3 * SIZE * SIZE)  # one or two layers
+
 
 # ---- between phases: offload_state ----
 
@@ -92,3 +104,269 @@ def test_a_move_that_fails_changes_nothing(monkeypatch):
         optimizer.offload_state()
     assert_same(snapshot(model, optimizer), before)
     train(model, optimizer, None, [2])
+
+
+# ---- the bits of the plain step: state_device ----
+
+
+def test_slots_hold_copies_of_gradients_and_weights():
+    """On a machine without GPU the parameters' own memory stands for the card's."""
+    model, optimizer, _ = make("AdamW", *SPLIT24[:1], **SPLIT24[1], **HOST)
+    train(model, optimizer, None, range(2))
+    own = {param.untyped_storage().data_ptr() for param in model.parameters()}
+    for place in optimizer._store.places.values():
+        assert place.piece.untyped_storage().data_ptr() not in own
+        assert torch.equal(place.piece, place.param)
+    assert all(state[name].device.type == "cpu" for state in optimizer.state.values() for name in state)
+
+
+@KINDS
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_bits(name, layout, released):
+    dtype, options = LAYOUTS[layout]
+    plain, host = make(name, dtype, **options), make(name, dtype, released, **options, **HOST)
+    for own in (plain, host):
+        train(*own, range(4), micros=2)
+    assert_same(snapshot(*host[:2]), snapshot(*plain[:2]))
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "options", [{"max_grad_norm": 0.01}, {"skip_nonfinite": True}, {"max_grad_norm": 0.01, "zero_grads": True}]
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_one_decision_for_all_gradients(name, options, released):
+    dtype, layout = LAYOUTS["f16 split"]
+    plain, host = make(name, dtype, **layout, **options), make(name, dtype, released, **layout, **options, **HOST)
+    for own in (plain, host):
+        train(*own, range(4), micros=2)
+    assert_same(snapshot(*host[:2]), snapshot(*plain[:2]))  # on a GPU norms have another order: to 2e-5
+
+
+@KINDS
+@pytest.mark.parametrize("change", BETWEEN)
+def test_bits_after_changes_between_steps(change, released):
+    found = []
+    for host in (False, True):
+        dtype, options = SPLIT24
+        model, optimizer, _ = make("AdamW", dtype, released and host, **options, **(HOST if host else {}))
+        for step in range(7):
+            if step == 3:
+                BETWEEN[change](model, optimizer)
+            model(batch(step)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(snapshot(model, optimizer))
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_checkpoints_go_both_ways(layout):
+    dtype, options = LAYOUTS[layout]
+    plain = make("AdamW", dtype, **options)
+    train(*plain[:2], None, range(6))
+    model, optimizer, _ = make("AdamW", dtype, **options)
+    for steps, kind in ((range(2), {}), (range(2, 4), HOST), (range(4, 6), {})):
+        saved = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+        model, optimizer, _ = make("AdamW", dtype, **options, **kind)
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        assert_same(
+            snapshot(model, optimizer)[:2],
+            [saved[0], [saved[1]["state"].get(i) for i in range(len(optimizer._params()))]],
+        )
+        train(model, optimizer, None, steps)
+        model, optimizer = copy.deepcopy((model, optimizer))
+    assert_same(snapshot(model, optimizer), snapshot(*plain[:2]))
+
+
+def test_exports_and_writes_see_weights_and_masters():
+    dtype, options = LAYOUTS["bf16 master"]
+    found = []
+    for kind in ({}, HOST):
+        model, optimizer, _ = make("AdamW", dtype, **options, ema_decay=0.5, **kind)
+        train(model, optimizer, None, range(2))
+        weight = model.layers[1].weight
+        optimizer.state[weight]["master"].mul_(1.01)
+        own = [ak.fp32_state_dict(model, optimizer), ak.fp32_state_dict(model, optimizer, ema=True)]
+        weight.data.fill_(0.5)
+        optimizer.reload_model_params()
+        train(model, optimizer, None, [2])
+        if kind:
+            optimizer.offload_state()
+            optimizer.reload_state()
+        train(model, optimizer, None, [3])
+        found.append([*own, snapshot(model, optimizer)])
+    assert_same(*found)
+
+
+# ---- steps that are not taken ----
+
+
+@KINDS
+@pytest.mark.parametrize("where", ["first", "middle", "last"])
+def test_a_skipped_step_changes_nothing(where, released):
+    """A NaN in one gradient alone: the first, a middle one or the last of backward."""
+    model, optimizer, handle = make("SGD", bf16, released, master_weights="split", skip_nonfinite=True, **HOST)
+    plain = make("SGD", bf16, master_weights="split")
+    params = [param for param in model.parameters() if param.requires_grad and param is not model.unused.weight]
+    order = [model.layers[2].weight, model.layers[1].weight, model.layers[0].weight]  # in which they come
+    assert {*map(id, order)} == {*map(id, params)}
+    for own in ((model, optimizer, handle), plain):
+        train(*own, range(2))
+    before = snapshot(model, optimizer)
+    hook = order[["first", "middle", "last"].index(where)].register_hook(
+        lambda grad: grad.index_fill(0, torch.tensor([1]), torch.nan)
+    )
+    model(batch(2)).backward()
+    hook.remove()
+    optimizer.step()
+    assert_same(snapshot(model, optimizer), before)
+    optimizer.zero_grad()
+    for own in ((model, optimizer, handle), plain):
+        train(*own, range(3, 5))
+    assert_same(snapshot(model, optimizer), snapshot(*plain[:2]))
+
+
+@pytest.mark.parametrize("decides", [False, True])
+@pytest.mark.parametrize("layer", range(3))
+def test_a_failed_backward(layer, decides):
+    """It changes nothing if there is a decision to wait for; else as with state on the device."""
+    options = {"max_grad_norm": 0.1} if decides else {}
+    model, optimizer, handle = make("SGD", released=True, **options, **HOST)
+    others = make("SGD", released=not decides, **options)
+    for own in ((model, optimizer, handle), others):
+        train(*own, range(2))
+    before = snapshot(model, optimizer)
+    for failing, of_failing in ((model, optimizer), others[:2]):
+        hook = fail_behind(failing, layer)
+        with pytest.raises(ArithmeticError):
+            failing(batch(2)).backward()
+        hook.remove()
+        if layer < 2 and failing is model:  # a gradient has come
+            for call in (optimizer.step, model(batch(3)).backward)[not decides :]:
+                with pytest.raises(RuntimeError, match=r"SGD: the backward before failed.*optimizer\.zero_grad\(\)"):
+                    call()
+        of_failing.zero_grad()
+    if decides:
+        assert_same(snapshot(model, optimizer), before)
+    assert_same(snapshot(model, optimizer), snapshot(*others[:2]))
+    for own in ((model, optimizer, handle), others):
+        train(*own, range(3, 5))
+    assert_same(snapshot(model, optimizer), snapshot(*others[:2]))
+
+
+@KINDS
+@pytest.mark.parametrize("max_norm", [None, 0.01])
+def test_scalers(released, max_norm):
+    found = []
+    for host in (False, True):
+        model, optimizer, _ = make("SGD", f16, released and host, master_weights="split", **(HOST if host else {}))
+        scaler = ak.GradScaler("cpu", init_scale=2.0**17, growth_interval=2)
+        for step in range(6):  # the first ones overflow
+            step_under(scaler, optimizer, model(batch(step)) * (2.0**9), max_norm=max_norm)
+            optimizer.zero_grad()
+        found.append([snapshot(model, optimizer), scaler.state_dict()])
+        assert 0 < optimizer.state[model.layers[1].weight]["momentum_buffer"].abs().sum() < torch.inf
+    assert_same(*found)
+
+
+def test_scaled_gradients_are_not_stepped_without_their_scale():
+    model, optimizer, handle = make("SGD", f16, True, master_weights="split", **HOST)
+    before, scaler = snapshot(model, optimizer), ak.GradScaler("cpu")
+    scaler.scale(model(batch(0))).backward()
+    with pytest.raises(RuntimeError, match=r"SGD: the released gradients carry the scale.*scaler\.step"):
+        optimizer.step()
+    optimizer.zero_grad()
+    assert_same(snapshot(model, optimizer), before)
+    train(model, optimizer, handle, range(2))
+
+
+def test_kept_gradients_can_be_given_back_and_come_once():
+    plain = make("SGD", max_grad_norm=0.01)
+    model, optimizer, handle = make("SGD", released=True, max_grad_norm=0.01, **HOST)
+    for own in (plain[0], model):
+        own(batch(0)).backward()
+    with pytest.raises(RuntimeError, match=r"layers\.2\.weight.*second gradient before step"):
+        model(batch(1)).backward()
+    model.layers[2].weight.grad = None
+    handle.remove()
+    for own in (plain, (model, optimizer)):
+        own[1].step()
+    assert_same(snapshot(model, optimizer), snapshot(*plain[:2]))
+
+
+@pytest.mark.parametrize("decides", [False, True])
+def test_at_most_one_gradient_is_alive(decides):
+    model, kept, most = torch.nn.Sequential(*[torch.nn.Linear(SIZE, SIZE, bias=False) for _ in range(6)]), [], [0]
+
+    def count(param):
+        kept.append(param.grad.untyped_storage()._weak_ref())
+        most[0] = max(most[0], sum(not torch.UntypedStorage._expired(ref) for ref in kept))
+
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(count)
+    optimizer = ak.optim.AdamW(model.parameters(), max_grad_norm=1.0 if decides else None, **HOST)
+    ak.optim.release_gradients(optimizer)
+    for step in range(3):
+        model(batch(step)).square().mean().backward()
+        assert all(map(torch.UntypedStorage._expired, kept))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert most == [1]
+
+
+# ---- refusals ----
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="AdamW: state_device is 'cuda'; accepted: None, 'cpu'"):
+        make("AdamW", state_device="cuda")
+    with pytest.raises(ValueError, match="AdamW: state_device is 'cpu' and independent_groups is True; accepted"):
+        make("AdamW", independent_groups=True, **HOST)
+    with pytest.raises(ValueError, match="SGD: unscale_grads is True, which needs all gradients"):
+        make("SGD", released=True, unscale_grads=True, **HOST)
+    model, optimizer, _ = make("SGD", **HOST)
+    with pytest.raises(ValueError, match=r"graph_step: state_device of the optimizer is 'cpu'.*accepted: None"):
+        ak.graph_step(lambda x: model(x), model=model, optimizer=optimizer)(batch(0))
+
+
+# ---- the pipeline ----
+
+
+def test_three_buckets_are_under_way_at_once_and_each_in_order():
+    """Each stage works while the others do: no stage ends before the other two have begun theirs."""
+    events, pipeline = [], _host.Pipeline(range(3), 1)
+    meeting = threading.Barrier(3, timeout=60)  # broken if the stages come one after another
+
+    def stage(name, bucket, meets):
+        if meets:
+            meeting.wait()
+        events.append((name, bucket))
+
+    count = 6
+    for bucket in range(count):
+        slot = pipeline.take()
+        # The third bucket leaves the device while the second is updated and the first returns.
+        stage("down", bucket, bucket >= 2)
+        pipeline.put(
+            slot,
+            lambda _, b=bucket: stage("update", b, 1 <= b < count - 1),
+            lambda _, b=bucket: stage("back", b, b < count - 2),
+        )
+    pipeline.drain()
+    for name in ("down", "update", "back"):
+        assert [b for n, b in events if n == name] == list(range(count))
+    for bucket in range(count):
+        assert [n for n, b in events if b == bucket] == ["down", "update", "back"]
+
+
+def test_an_error_of_a_bucket_reaches_the_step_and_frees_its_slot():
+    pipeline, seen = _host.Pipeline(range(1), 1), []
+    for bucket in range(3):
+        fails = contextlib.nullcontext() if bucket != 1 else pytest.raises(ZeroDivisionError)
+        pipeline.put(pipeline.take(), lambda _, b=bucket: 1 / (b - 1), lambda _, b=bucket: seen.append(b))
+        with fails:
+            pipeline.drain()
+    assert seen == [0, 2]
