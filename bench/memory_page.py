@@ -48,14 +48,14 @@ USABLE = 0.96  # of a card's memory, beside what the driver and the kernels take
 
 
 def held(name: str, dtype: torch.dtype, options: dict) -> dict[str, float]:
-    """Bytes a parameter that stay between steps, by part."""
+    """Bytes a parameter that stay between steps, by part; with ``state_device="cpu"`` those in host memory."""
     param = torch.nn.Parameter(torch.ones(256, 256, dtype=dtype))
     optimizer = getattr(ak.optim, name)([param], **options)
     param.grad = torch.ones_like(param)
     optimizer.step()
     (block,) = optimizer._store.blocks
     buffers = {
-        "weight": [param],
+        "weight": [param if block.weights is None else block.weights],
         "master": [block.master],
         "16-bit copy": [block.shadow],
         "moments": block.moments.values(),
@@ -84,17 +84,21 @@ def table() -> str:
 
 
 def fits() -> str:
-    """How many parameters fit on a card, plain and released, in units of 1e9."""
+    """How many parameters fit on a card, plain, released and with state in host memory, in units of 1e9."""
     split24, none = LAYOUTS[7], LAYOUTS[8]
     sizes = {
         "plain, `split24` and 8-bit": sum(held(*split24).values()) + 2,  # with a BF16 gradient
         "released": sum(held(*split24).values()),
         "released, `none` and 8-bit": sum(held(*none).values()),
+        "released, host state": BF16.itemsize,
     }
-    lines = [("card", "left free", *sizes), ("---",) * (2 + len(sizes))]
+    name, dtype, options = split24
+    on_host = sum(held(name, dtype, {**options, "state_device": "cpu"}).values())
+    lines = [("card", "left free", *sizes, "its host memory"), ("---",) * (3 + len(sizes))]
     for card, free in CARDS:
         room = (USABLE * card - free) * 2**30 / 1e9
-        lines.append((f"{card} GB", f"{free:g} GB", *(f"{room / size:.1f}" for size in sizes.values())))
+        fitting = [f"{room / size:.1f}" for size in sizes.values()]
+        lines.append((f"{card} GB", f"{free:g} GB", *fitting, f"{room / BF16.itemsize * on_host:.0f} GB"))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -29,11 +29,11 @@ def sharded(make, dtype):
     return fully_shard(model, mesh=everyone())
 
 
-def trained(case, released):
+def trained(case, released, **more):
     """Weights and states after some steps of two micro-batches, and how many gradients were left by a backward."""
     make, dtype, options = CASES[case]
     model, left = sharded(make, dtype), 0
-    optimizer = make_optimizer(case.split()[0], model, lr=1e-2, **options)
+    optimizer = make_optimizer(case.split()[0], model, lr=1e-2, **options, **more)
     width = model[0].in_features
     if released:
         ak.optim.release_gradients(optimizer)
@@ -49,15 +49,21 @@ def trained(case, released):
     return [[param.detach().full_tensor(), states(optimizer, param)] for param in model.parameters()], left
 
 
-def compared(case):
-    (plain, all_left), (released, left) = trained(case, False), trained(case, True)
+def compared(case, **kinds):
+    plain, all_left = trained(case, False)
+    released, left = trained(case, True, **kinds)
     torch.testing.assert_close(released, plain, rtol=0, atol=0)
+    if kinds:
+        torch.testing.assert_close(trained(case, False, **kinds)[0], plain, rtol=0, atol=0)
+        clipped = [trained(case, released, max_grad_norm=0.1, **kinds)[0] for released in (False, True)]
+        torch.testing.assert_close(clipped, [trained(case, False, max_grad_norm=0.1)[0]] * 2, rtol=0, atol=0)
     return all_left > 0, left
 
 
+@pytest.mark.parametrize("kinds", [{}, {"state_device": "cpu"}], ids=["device", "host"])
 @pytest.mark.parametrize("case", CASES)
-def test_bits_under_fully_shard(ranks, case):
-    assert ranks.run(compared, case, world=2) == [(True, 0)] * 2
+def test_bits_under_fully_shard(ranks, case, kinds):
+    assert ranks.run(compared, case, world=2, **kinds) == [(True, 0)] * 2
 
 
 def refusals():
