@@ -49,7 +49,7 @@ def trained(case, released, **more):
     return [[param.detach().full_tensor(), states(optimizer, param)] for param in model.parameters()], left
 
 
-def compared(case, **kinds):
+def compared(case, kinds):
     plain, all_left = trained(case, False)
     released, left = trained(case, True, **kinds)
     torch.testing.assert_close(released, plain, rtol=0, atol=0)
@@ -63,7 +63,7 @@ def compared(case, **kinds):
 @pytest.mark.parametrize("kinds", [{}, {"state_device": "cpu"}], ids=["device", "host"])
 @pytest.mark.parametrize("case", CASES)
 def test_bits_under_fully_shard(ranks, case, kinds):
-    assert ranks.run(compared, case, world=2, **kinds) == [(True, 0)] * 2
+    assert ranks.run(compared, case, kinds, world=2) == [(True, 0)] * 2
 
 
 def refusals():
