@@ -323,8 +323,13 @@ def test_at_most_one_gradient_is_alive(decides):
 def test_refusals():
     with pytest.raises(ValueError, match="AdamW: state_device is 'cuda'; accepted: None, 'cpu'"):
         make("AdamW", state_device="cuda")
-    with pytest.raises(ValueError, match="AdamW: state_device is 'cpu' and independent_groups is True; accepted"):
-        make("AdamW", independent_groups=True, **HOST)
+    for option, value in (("independent_groups", True), ("spike_zscore", 6.0)):
+        with pytest.raises(ValueError, match=f"AdamW: {option} is {value} and state_device is 'cpu'; accepted"):
+            make("AdamW", **{option: value}, **HOST)
+    optimizer = make("AdamW", **HOST)[1]
+    optimizer.spike_zscore = 6.0
+    with pytest.raises(ValueError, match=r"AdamW: spike_zscore is 6\.0 and state_device is 'cpu'"):
+        optimizer.step()
     with pytest.raises(ValueError, match="SGD: unscale_grads is True, which needs all gradients"):
         make("SGD", released=True, unscale_grads=True, **HOST)
     model, optimizer, _ = make("SGD", **HOST)
