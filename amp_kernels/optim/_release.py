@@ -181,7 +181,7 @@ class ReleasedGradients:
         optimizer._plan.begin_alone(optimizer.param_groups)
         if task >= 0:  # not a call from outside of backward
             host = optimizer._plan.host
-            done = _Backward(self._unfinished, None if host is None else host.flush)
+            done = _Backward(self._unfinished, None if host is None else host.finish)
             torch.autograd.Variable._execution_engine.queue_callback(done)
         self._task = task
 

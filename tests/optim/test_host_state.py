@@ -245,6 +245,7 @@ def test_a_failed_backward(layer, decides):
             failing(batch(2)).backward()
         hook.remove()
         if layer < 2 and failing is model:  # a gradient has come
+            optimizer.state_dict()  # waits for updates that are under way
             for call in (optimizer.step, model(batch(3)).backward)[not decides :]:
                 with pytest.raises(RuntimeError, match=r"SGD: the backward before failed.*optimizer\.zero_grad\(\)"):
                     call()
