@@ -187,6 +187,7 @@ class TensorTable:
         buffers = chain.from_iterable(block.tensors() for block in batch.blocks)
         self._written = [tensor for tensor in chain(batch.pieces, batch.sharded, buffers) if not tensor.is_inference()]
         self._units, self._mask = units, ()
+        self._every = set(units or ())
 
     def refresh(self, asked: frozenset[int] | None = None) -> bool:
         """Write the current addresses of the gradients into the table; ``False`` if anything else has changed."""
@@ -205,7 +206,7 @@ class TensorTable:
 
     def present(self) -> set[int]:
         """The units that have a gradient, after a refresh that returned ``True``."""
-        return set(compress(self._units, self._mask))
+        return set(compress(self._units, self._mask)) if 0 in self._mask else self._every
 
     def is_whole(self, present: set[int]) -> bool:
         """True if every parameter of these units has one."""

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._dispatch.devices import at
+from .._dispatch.walks import same_objects
 from .._raw.check_and_norm import of_table as check_and_norm_of_table
 from .._raw.check_and_norm import op as check_and_norm
 from .._raw.judge_units import RULES, STATISTICS
 from .._raw.judge_units import op as judge_units_
 from .._sharding.agreement import Agreement
 from ._gradients import StepAnswer, StepRequest, by_device, home_device
-from ._launches import Launch
+from ._launches import DeviceBatch, Launch
 from ._options import UNIT_KEYS, Options, check_unit_options
 
 _values_of = operator.itemgetter(*UNIT_KEYS)
@@ -60,6 +60,7 @@ class Units:
         self._rules: tuple[Any, Tensor | None] = (None, None)
         self._asked: tuple[Any, Tensor] | None = None
         self._places: tuple[Any, Any] = (None, None)
+        self._batches: list[DeviceBatch] = []
         self._agreed: tuple[Any, Any] = (None, None)  # the ranks that have the same units, and these
 
     def read(self, groups: list[dict[str, Any]]) -> None:
@@ -128,9 +129,7 @@ class Units:
         answer = StepAnswer(agreement=agreement)
         device = launches[0].batch.device if launches else home_device(agreement, params)
         sums, flags = self._measure(request, launches, device, answer)
-        numbers = list(chain.from_iterable(launch.batch.numbers for launch in launches))
-        of_params = self.of_params(groups)
-        rows, ends, units = self._places_of([of_params[number] for number in numbers], device)
+        rows, ends, units = self._places_of([launch.batch for launch in launches], groups, device)
         if agreement:
             sums, flags = self._of_all_ranks(agreement, sums, flags, rows, ends)
             rows = torch.arange(len(ends), device=device)
@@ -198,15 +197,19 @@ class Units:
                     "shard_group, some without parameters"
                 )
 
-    def _places_of(self, units: list[int], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """``rows`` and ``ends`` of judge_units_ for tensors of these units, and the units."""
-        key = units, len(self.names), device
-        if self._places[0] != key:
+    def _places_of(
+        self, batches: list[DeviceBatch], groups: list[dict[str, Any]], device: torch.device
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """``rows`` and ``ends`` of judge_units_ for the parameters of the batches, and their units."""
+        key = self.of_groups, device
+        if self._places[0] != key or not same_objects(batches, self._batches):
+            of_params = self.of_params(groups)
+            units = [of_params[number] for batch in batches for number in batch.numbers]
             rows = sorted(range(len(units)), key=units.__getitem__)
             counts = [units.count(unit) for unit in range(len(self.names))]
             numbers = [torch.tensor(it, dtype=torch.int64, device="cpu") for it in (rows, counts, units)]
             rows, counts, units = (it.to(device) for it in numbers)
-            self._places = key, (rows, counts.cumsum(0), units)
+            self._places, self._batches = (key, (rows, counts.cumsum(0), units)), batches
         return self._places[1]
 
     def _rules_of(self, request: StepRequest, device: torch.device) -> Tensor:
