@@ -39,14 +39,16 @@ def judge(stat, norm, found, rule):
     bound = min(limit, max_norm if max_norm >= 0 else math.inf)
     factor = 1.0
     if bound < math.inf or max_norm >= 0:
-        factor = min(1.0, bound / (norm + 1e-6)) if math.isfinite(norm) else (math.nan if norm != norm else 0.0)
+        factor = (
+            min(1.0, bound / (norm + 1e-6)) if math.isfinite(norm) else (bound / norm if bound < norm else math.nan)
+        )
     return factor, (steps + 1, skips, 0.0, seen, mean, var)
 
 
 def rules_of(draw, units):
     return [
         (
-            draw.choice((-1.0, 0.0, 0.5, 40.0)),
+            draw.choice((-1.0, 0.0, 0.5, 40.0, math.inf)),
             draw.choice((0.0, 1.0)),
             draw.choice((0.0, 1.0, 2.5)),
             draw.choice((0.0, 0.9)),

@@ -167,6 +167,30 @@ def test_the_scalers_max_norm_is_each_units():
     assert scaler.last_grad_norm.item() == pytest.approx((32 * (1 + 2.5e-9 + 9)) ** 0.5)
 
 
+def test_limits_follow_the_groups_and_the_scaler():
+    """Also between steps; 0.0 is a limit, under which weights stay."""
+    optimizer = make(2, weight_decay=0.0)
+    scaler = ak.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(torch.zeros(()))
+    for limits in ((0.0, None), (None, 0.0)):
+        for group, limit in zip(optimizer.param_groups, limits, strict=True):
+            group["max_grad_norm"] = limit
+        optimizer.reset_unit(0), optimizer.reset_unit(1)
+        before = [p.detach().clone() for p in params_of(optimizer)]
+        give(optimizer, 1.0, 1.0)
+        optimizer.step()
+        moved = [not torch.equal(p, old) for p, old in zip(params_of(optimizer), before, strict=True)]
+        assert moved == [limit is None for limit in limits]
+    optimizer.param_groups[1]["max_grad_norm"] = None
+    for max_norm in (1.0, 0.0):
+        optimizer.reset_unit(0), optimizer.reset_unit(1)
+        before = [p.detach().clone() for p in params_of(optimizer)]
+        give(optimizer, 2.0, 2.0)
+        scaler.step(optimizer, max_norm=max_norm)
+        scaler.update()
+        assert torch.equal(params_of(optimizer)[0], before[0]) == (max_norm == 0.0)
+
+
 def test_compiled_and_added_units():
     one, other = make(), make()
     for optimizer in (one, other):
@@ -273,6 +297,9 @@ def test_groups_of_a_unit_agree():
     optimizer.param_groups[3]["max_grad_norm"] = 2.0
     before = [p.detach().clone() for p in params_of(optimizer)]
     with pytest.raises(ValueError, match=r"max_grad_norm 2\.0 and 1\.0"):
+        optimizer.step()
+    optimizer.param_groups[3].update(max_grad_norm=1.0, skip_nonfinite=True)
+    with pytest.raises(ValueError, match=r"skip_nonfinite False and True|skip_nonfinite True and False"):
         optimizer.step()
     assert_same_tensors(params_of(optimizer), before)
 
