@@ -1,6 +1,7 @@
 """`make gpu` without a GPU: its parts add up, and a case that ends or hangs costs one case and is named."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -86,6 +87,14 @@ def test_the_first_ten_minutes(tmp_path, monkeypatch):
             assert names - {"gemm_accumulate_"} == set(chosen.op)
         else:
             PARSERS[module]([*arguments, "--device", "cpu"])
+
+
+def test_the_page_says_what_each_of_the_first_parts_decides():
+    page = (gpu.ROOT / "docs/gpu.md").read_text().partition("## The first ten minutes")[2]
+    named = re.findall(
+        r"`([\w-]+)`", "".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
+    )
+    assert sorted(named) == sorted(name for name, *_ in gpu.FIRST)
 
 
 def test_outcomes_are_kept_by_op(tmp_path):
