@@ -56,6 +56,7 @@ TEST_SECONDS = 200  # measured on 16 cores: 141 on an H100, 121 on an H200, with
 TRAINING_SECONDS = 200  # measured: 77, after Inductor had compiled the models once
 TILE_SECONDS = 240  # nvcc takes half of it
 PEER_SECONDS = 440  # an estimate, with all libraries; torch.compile takes most of it
+HOST_STATE_SECONDS = 300  # an estimate: 400 M parameters, 7 kinds of steps, 3 numbers of tokens, twice
 TEST_PROCESSES = 8  # files at a time, without xdist
 ONE_TEST_SECONDS = 100  # with it; the longest took 19
 GRACE_SECONDS = 20  # beyond its share, for a part to end the case it is in and to write its tables
@@ -85,6 +86,7 @@ def parts() -> list[Part]:
         benchmark("step", ("step",), 130),  # measured: 107
         benchmark("adapters", ("adapters",), 120),  # an estimate: 12 cases, whose time is the host's
         benchmark("ops", rest, 440),  # an estimate: 120 cases, of which 20 took 75 s
+        Part("host-state", HOST_STATE_SECONDS, host_state),
         Part("peers", PEER_SECONDS, other_libraries),
         Part("tiles", TILE_SECONDS, tiles),
     ]
@@ -298,6 +300,12 @@ def other_libraries(results: Path, seconds: float, resume: bool) -> list[Outcome
     outcomes = benchmark_in(results / "peers", "peers", command, seconds, resume)
     page = [sys.executable, "-m", "bench.peers_page", results / "peers"]
     return [*outcomes, run("page of the peers", page, GRACE_SECONDS, results / "peers" / "peers.md")]
+
+
+def host_state(results: Path, seconds: float, resume: bool) -> list[Outcome]:
+    """host_state.json: steps with state on the device and in host memory, with their bits, in free streams and in order."""
+    command = [sys.executable, "-m", "bench.host_state", "--blocking", "--rounds", "1", "--out", results]
+    return [run("host state", command, seconds, results / "host_state.txt")]
 
 
 def tiles(results: Path, seconds: float, resume: bool) -> list[Outcome]:
