@@ -175,6 +175,18 @@ def test_a_new_tenant_inherits_nothing(stored):
     assert one.group_results.steps.tolist()[1] == fresh.group_results.steps.tolist()[1] == 2
 
 
+def test_counts_move_with_a_unit():
+    optimizer = make()
+    for _ in range(3):
+        give(optimizer, 1.0, None, None)
+        optimizer.step()
+    give(optimizer, 1.0, 1.0, 1.0)
+    optimizer.step()
+    optimizer.load_unit_state_dict(2, optimizer.unit_state_dict(0))
+    assert optimizer.group_results.steps.tolist() == [4, 1, 4]
+    assert [optimizer.state[p]["step"].item() for p in params_of(optimizer)] == [4.0, 1.0, 4.0]
+
+
 def test_what_a_unit_cannot_load():
     optimizer = make()
     give(optimizer, 1.0, 1.0, 1.0)
