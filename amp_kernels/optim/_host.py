@@ -39,9 +39,10 @@ class Pipeline:
         self._free: SimpleQueue[Any] = SimpleQueue()
         for slot in slots:
             self._free.put(slot)
-        # torch counts threads for each thread that starts them.
-        self._updates = ThreadPoolExecutor(1, "amp_kernels_update", torch.set_num_threads, (threads,))
-        self._backs = ThreadPoolExecutor(1, "amp_kernels_back", torch.set_num_threads, (1,))
+        self._updates = ThreadPoolExecutor(1, "amp_kernels_update", _start_with, (threads,))
+        self._backs = ThreadPoolExecutor(1, "amp_kernels_back")
+        self._updates.submit(int).result()
+        torch.set_num_threads(torch.get_num_threads())  # threads that start later have the program's number again
         self._pending: list[Future] = []
 
     def take(self) -> Any:
@@ -70,6 +71,12 @@ class Pipeline:
         errors = [error for error in [job.exception() for job in pending] if error is not None]
         if errors:
             raise errors[0]
+
+
+def _start_with(threads: int) -> None:
+    """In a thread that just began: the number of threads that its ops have. torch reads the number of all new threads once more."""
+    torch.set_num_threads(threads)
+    torch.get_num_threads()
 
 
 class Lanes:

@@ -368,6 +368,21 @@ def test_three_buckets_are_under_way_at_once_and_each_in_order():
         assert [n for n, b in events if b == bucket] == ["down", "update", "back"]
 
 
+def test_other_threads_keep_their_number_of_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        pipeline, found = _host.Pipeline(range(1), 2), []
+        thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        pipeline.put(pipeline.take(), lambda _: found.append(torch.get_num_threads()), lambda _: None)
+        pipeline.drain()
+        assert [*found, torch.get_num_threads()] == [3, 2, 3]
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_an_error_of_a_bucket_reaches_the_step_and_frees_its_slot():
     pipeline, seen = _host.Pipeline(range(1), 1), []
     for bucket in range(3):
