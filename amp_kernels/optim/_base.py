@@ -360,7 +360,8 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
 
     def unit_state_dict(self, unit: str | int) -> dict[str, Any]:
         """The state of one unit, in the form of :meth:`state_dict` of an optimizer that has the unit's groups alone: such an optimizer
-        loads it, and so does :meth:`load_unit_state_dict`, of any unit with groups of these sizes. Tensors are views.
+        loads it, if its options are the values that the groups have, and so does :meth:`load_unit_state_dict`, of any unit with groups of
+        these sizes. Tensors are views.
 
         Args:
             unit: ``unit`` of its groups, or a group's index.

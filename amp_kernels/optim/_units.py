@@ -206,10 +206,9 @@ class Units:
             of_params = self.of_params(groups)
             units = [of_params[number] for batch in batches for number in batch.numbers]
             rows = sorted(range(len(units)), key=units.__getitem__)
-            counts = [units.count(unit) for unit in range(len(self.names))]
-            numbers = [torch.tensor(it, dtype=torch.int64, device="cpu") for it in (rows, counts, units)]
-            rows, counts, units = (it.to(device) for it in numbers)
-            self._places, self._batches = (key, (rows, counts.cumsum(0), units)), batches
+            rows, units = (torch.tensor(it, dtype=torch.int64, device="cpu") for it in (rows, units))
+            ends = units.bincount(minlength=len(self.names)).cumsum(0)
+            self._places, self._batches = (key, (rows.to(device), ends.to(device), units.to(device))), batches
         return self._places[1]
 
     def _rules_of(self, request: StepRequest, device: torch.device) -> Tensor:

@@ -197,9 +197,10 @@ def test_what_a_unit_cannot_load():
         good["state"].values(),
         {"state": {}, "param_groups": [{**good["param_groups"][0], "params": [0, 1]}]},
     )
+    faster = [{**good["param_groups"][0], "lr": 0.7}]
     wrong = [
         (other, "groups of \\[2\\] parameters, and the unit of \\[1\\]"),
-        ({**good, "state": {0: {**values, "exp_avg": torch.zeros(3)}}}, "loaded exp_avg has shape"),
+        ({"state": {0: {**values, "exp_avg": torch.zeros(3)}}, "param_groups": faster}, "loaded exp_avg has shape"),
         ({**good, "param_groups": [{**good["param_groups"][0], "lr": -1.0}]}, "Invalid learning rate"),
         ({**good, "param_groups": [{**good["param_groups"][0], "statistics": torch.zeros(2)}]}, "statistics"),
         ({"state": {}}, "state_dict has no 'param_groups'"),
