@@ -162,9 +162,8 @@ def check() -> str | None:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--part", help=f"comma-separated (default: {','.join(part.name for part in parts())}), or first"
-    )
+    named = f"comma-separated (default: {','.join(part.name for part in parts())}), first, or parts of it as first/step"
+    parser.add_argument("--part", help=named)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no part that would end later")
     parser.add_argument("--resume", action="store_true", help="leave out what an earlier run of this commit finished")
     parser.add_argument("--check", action="store_true", help="say whether this can run here, and stop")
@@ -172,7 +171,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if options.part == "first":
         options.part = [part.name for part in first()]
     else:
-        options.part = common.names(parser, "--part", options.part, [part.name for part in parts()])
+        accepted = [*parts(), *(first() if options.part else ())]  # without --part all but these
+        options.part = common.names(parser, "--part", options.part, [part.name for part in accepted])
     return options
 
 

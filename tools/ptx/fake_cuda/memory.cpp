@@ -1,4 +1,6 @@
-// The devices and their memory. Fresh memory is NaN in every floating-point type.
+// The devices and their memory. Fresh memory is NaN in every floating-point type; if nothing is computed, zeros that
+// take no memory before they are written.
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -22,12 +24,14 @@ struct Buffer {
 };
 std::map<uintptr_t, Buffer> buffers;
 uint64_t changes = 0;  // allocations and frees so far
+bool dry = false;      // nothing is computed: tools/ptx/dry.py
+size_t memory() { return size_t{dry ? 140u : 16u} << 30; }
 
 cudaError_t allocate(void** p, size_t bytes) {
   const size_t whole = (bytes + kAlignment - 1) / kAlignment * kAlignment + kGap;
   *p = bytes ? std::aligned_alloc(kAlignment, whole) : nullptr;
   if (!*p) return bytes ? cudaErrorMemoryAllocation : cudaSuccess;
-  std::memset(*p, 0xff, bytes);
+  std::memset(*p, dry ? 0 : 0xff, dry ? std::min(bytes, size_t{1} << 17) : bytes);
   const std::lock_guard lock(mutex);
   buffers[reinterpret_cast<uintptr_t>(*p)] = {bytes, current_device};
   changes++;
@@ -61,6 +65,7 @@ FAKE_API uint64_t fake_buffers(int device, uint64_t* out, uint64_t pairs) {
   }
   return i;
 }
+FAKE_API void fake_compute_nothing() { dry = true; }
 FAKE_API void fake_set_chip(int device, int major, int minor, int sm_count, int shared_per_block) {
   chips[device] = {major, minor, sm_count, shared_per_block, shared_per_block + 1024};
 }
@@ -91,7 +96,7 @@ FAKE_API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* a, const vo
   return cudaSuccess;
 }
 FAKE_API cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
-  *free = *total = size_t{16} << 30;
+  *free = *total = memory();
   return cudaSuccess;
 }
 
@@ -147,7 +152,7 @@ FAKE_API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   const Chip& chip = chips[device];
   *p = {};
   std::strcpy(p->name, "PTX on a CPU");
-  p->totalGlobalMem = size_t{16} << 30;
+  p->totalGlobalMem = memory();
   p->sharedMemPerBlock = 48 * 1024;
   p->sharedMemPerBlockOptin = static_cast<size_t>(chip.shared_per_block);
   p->sharedMemPerMultiprocessor = static_cast<size_t>(chip.shared_per_sm);
