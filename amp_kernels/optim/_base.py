@@ -26,7 +26,15 @@ from ._algorithm import SWITCHES, Algorithm
 from ._checkpoint import CheckpointCodec
 from ._gradients import StepAnswer, StepRequest
 from ._groups import GroupChecks
-from ._options import DEFAULTS, GroupOptionAttribute, MixedPrecision, OptionAttribute, Options, checked_options
+from ._options import (
+    DEFAULTS,
+    GroupOptionAttribute,
+    MixedPrecision,
+    OptionAttribute,
+    Options,
+    UnitsAttribute,
+    checked_options,
+)
 from ._plan import StepPlan
 from ._store import Join, StateStore
 from ._units import GroupResults
@@ -66,7 +74,7 @@ class FusedOptimizer(HasCompiledCalls, Optimizer):
     shadow_dtype = OptionAttribute[torch.dtype | None]()
     state_dtype = OptionAttribute[torch.dtype | str]()
     state_device = OptionAttribute[str | None]()
-    independent_groups = OptionAttribute[bool]()
+    independent_groups = UnitsAttribute()
     max_grad_norm = OptionAttribute[float | None]()
     spike_zscore = OptionAttribute[float | None]()
     spike_decay = OptionAttribute[float]()

@@ -175,6 +175,16 @@ class OptionAttribute(Generic[Value]):
         setattr(optimizer._options, self._name, value)
 
 
+class UnitsAttribute(OptionAttribute[bool]):
+    """``independent_groups``: turning it on gives each group the keys that it lacks."""
+
+    def __set__(self, optimizer: Any, value: bool) -> None:
+        super().__set__(optimizer, bool(value))
+        for group in optimizer.param_groups if value else ():
+            for key in UNIT_KEYS:
+                group.setdefault(key, getattr(optimizer._options, key))
+
+
 class GroupOptionAttribute(OptionAttribute[Value]):
     """The same of an option that all groups share and hold: writing it writes the groups, too."""
 

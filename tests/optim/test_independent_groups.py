@@ -304,6 +304,16 @@ def test_groups_of_a_unit_agree():
     assert_same_tensors(params_of(optimizer), before)
 
 
+def test_groups_become_independent():
+    groups = [{"params": [torch.nn.Parameter(torch.ones(4))]} for _ in range(2)]
+    optimizer = akopt.SGD(groups, lr=1.0, max_grad_norm=1.0)
+    give(optimizer, 1.0, 1.0)
+    optimizer.step()
+    optimizer.independent_groups = True
+    optimizer.step()
+    assert [p[0].item() for p in params_of(optimizer)] == pytest.approx([0.5 - 0.5**1.5] * 2, rel=1e-5)
+
+
 def test_a_checkpoint_has_the_limits_of_the_groups():
     optimizer, other = make(max_grad_norm=1.0), make(seed=5)
     optimizer.param_groups[1]["max_grad_norm"] = None
