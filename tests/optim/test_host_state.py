@@ -11,7 +11,7 @@ import amp_kernels as ak
 from amp_kernels.optim import _host, _store
 
 from .optimizers import NAMES, bf16, f16
-from .test_release import BETWEEN, LAYOUTS, SIZE, assert_same, batch, fail_behind, make, snapshot, step_under, train
+from .released import BETWEEN, LAYOUTS, SIZE, assert_same, batch, fail_behind, make, snapshot, step_under, train
 
 HOST = {"state_device": "cpu"}
 KINDS = pytest.mark.parametrize("released", [False, True])
