@@ -23,7 +23,7 @@ from .._dispatch.compiled import CompiledHandle, HasCompiledCalls, compiled_call
 from .._raw._split_master import join_master
 from .._sharding.agreement import Agreement
 from ._algorithm import SWITCHES, Algorithm
-from ._checkpoint import CheckpointCodec
+from ._checkpoint import CheckpointCodec, kept
 from ._gradients import StepAnswer, StepRequest
 from ._groups import GroupChecks
 from ._independent import HasUnits
@@ -374,7 +374,7 @@ class FusedOptimizer(HasUnits, HasCompiledCalls, Optimizer):
             self._build(Options(**{**DEFAULTS, **options}))
         groups = state["param_groups"]
         for group, live in zip(groups, self.__dict__.get("param_groups", ()), strict=False):
-            group.update({key: value for key, value in live.items() if isinstance(value, ProcessGroup)})
+            group.update(kept(live, group))
         loaded = self._codec.read(groups, state["state"], self.__dict__.get("defaults", {}))
         packed = self._store.pack(loaded.entries, load=True)
         state["state"] = shown = defaultdict(dict, loaded.others)

@@ -31,6 +31,14 @@ def without_process_groups(group: dict[str, Any]) -> dict[str, Any]:
     return {key: None if isinstance(value, ProcessGroup) else value for key, value in group.items()}
 
 
+def kept(live: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
+    """What a group keeps when another is loaded in its place: process groups, and the format of its moments if that one has none."""
+    own = {key: value for key, value in live.items() if isinstance(value, ProcessGroup)}
+    if "state_dtype" in live and "state_dtype" not in loaded:
+        own["state_dtype"] = live["state_dtype"]
+    return own
+
+
 class Uncast:
     """Hides a loaded state from torch's load_state_dict, which casts every tensor in a container to the parameter's dtype."""
 
@@ -96,12 +104,8 @@ class CheckpointCodec:
             raise ValueError(f"{self._name}: state_dict has groups of {sizes} parameters, and the unit of {own}")
         new = []
         for group, loaded in zip(groups, saved["param_groups"], strict=True):
-            kept = {
-                key: value
-                for key, value in group.items()
-                if key in ("params", "param_names", "unit") or isinstance(value, ProcessGroup)
-            }
-            new.append({**loaded, **kept})
+            names = {key: group[key] for key in ("params", "param_names", "unit") if key in group}
+            new.append({**loaded, **kept(group, loaded), **names})
         numbers = [number for group in saved["param_groups"] for number in group["params"]]
         params = [param for group in groups for param in group["params"]]
         found = zip(numbers, params, strict=True)

@@ -34,6 +34,7 @@ from ._options import (
     check_unit_options,
     misspelt,
     rounds_stochastically,
+    state_dtype_of,
 )
 
 #: Hyper-parameters that must not be below 0, and torch's words for them.
@@ -70,7 +71,7 @@ class GroupChecks:
         options = self.options
         if options.ema_decay is not None:
             group.setdefault("ema_decay", options.ema_decay)
-        if rounds_stochastically(options):
+        if rounds_stochastically(group, options):
             group.setdefault("seed", options.seed)
         check_group_options(self._name, group)
         self._complete_unit(group)
@@ -222,7 +223,9 @@ class GroupChecks:
                     f"{label} is a DTensor and shadow_dtype is {self.options.shadow_dtype}; accepted: None (whoever "
                     "gathers the pieces casts them: MixedPrecisionPolicy(param_dtype=...) of fully_shard)"
                 )
-            if moment_dtype(param.shape, self.options.state_dtype) == torch.uint8 and not has_whole_blocks(param):
+            if moment_dtype(param.shape, state_dtype_of(group, self.options)) == torch.uint8 and not has_whole_blocks(
+                param
+            ):
                 raise ValueError(
                     f"{label} has the placements {param.placements}, pieces of shape {list(local(param).shape)}, and state_dtype "
                     f"is '8bit'; accepted: contiguous pieces of whole blocks of {BLOCK} elements along the last dimension, or "
@@ -377,4 +380,4 @@ class HyperParameters:
 def _immutable(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_immutable, value))
-    return value is None or isinstance(value, (str, numbers.Real, ProcessGroup))
+    return value is None or isinstance(value, (str, numbers.Real, ProcessGroup, torch.dtype))

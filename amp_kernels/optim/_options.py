@@ -41,7 +41,8 @@ class MixedPrecision(TypedDict, total=False):
         state_dtype: of the moments, ``torch.float32``, ``torch.bfloat16`` or ``"8bit"``: a byte an element, and one for each 32,
             rounded stochastically, with floating-point codes in which no second moment becomes 0. Parameters with fewer
             than 4096 elements, and those of which a row (all dimensions but the first) is no multiple of 32 elements, keep
-            bfloat16, by their shape before any sharding; the logger ``amp_kernels`` names them at level DEBUG.
+            bfloat16, by their shape before any sharding; the logger ``amp_kernels`` names them at level DEBUG. A group may have
+            a ``state_dtype`` of its own, such as float32 for embeddings beside 8 bits; it counts when the state is made or loaded.
         state_device: ``"cpu"`` keeps moments, averages and what parameters lack of their masters in CPU memory, and copies of the
             parameters beside them. Gradients leave the device in buckets, the CPU updates, and the weights return. The norm and the check
             for non-finite gradients are taken before, where the gradients are. Not together with ``independent_groups`` or
@@ -135,7 +136,12 @@ DEFAULTS: MixedPrecision = {
     "shard_group": None,
     "seed": 0,
 }
-GROUP_OPTIONS = ("ema_decay", "seed", "shard_group")  # live in the groups, where schedulers and checkpoints find them
+GROUP_OPTIONS = (
+    "ema_decay",
+    "seed",
+    "shard_group",
+    "state_dtype",
+)  # live in the groups, where schedulers and checkpoints find them
 SPIKE_OPTIONS = ("spike_zscore", "spike_decay", "spike_warmup", "spike_action")
 UNIT_KEYS = ("max_grad_norm", "skip_nonfinite", *SPIKE_OPTIONS)  # of independent groups; the same in all of a unit
 _TYPES = MixedPrecision.__annotations__
@@ -157,9 +163,14 @@ class Options(SimpleNamespace):
     """The checked options of one optimizer, as :class:`MixedPrecision` names them. All parts of the optimizer read this object."""
 
 
-def rounds_stochastically(options: Options) -> bool:
-    """True if the seed counts."""
-    return options.master_weights in ("none", "split24") or options.state_dtype == "8bit"
+def state_dtype_of(group: Mapping[str, Any], options: Options) -> torch.dtype | str:
+    """The format of a group's moments."""
+    return group.get("state_dtype", options.state_dtype)
+
+
+def rounds_stochastically(group: Mapping[str, Any], options: Options) -> bool:
+    """True if the seed counts in a group."""
+    return options.master_weights in ("none", "split24") or state_dtype_of(group, options) == "8bit"
 
 
 class OptionAttribute(Generic[Value]):
@@ -259,10 +270,8 @@ def checked_options(optimizer: str, options: MixedPrecision) -> Options:
             f"{', '.join(DEFAULTS)}"
         )
     options = {**DEFAULTS, **options}
-    for name, accepted in _ACCEPTED.items():
-        if options[name] not in accepted:
-            wanted = ", ".join(map(repr, accepted)).replace("torch.", "")
-            raise ValueError(f"{optimizer}: {name} is {options[name]!r}; accepted: {wanted}")
+    for name in _ACCEPTED:
+        _check_accepted(optimizer, name, options[name])
     group = options["shard_group"]
     if group is not None and not isinstance(group, ProcessGroup):
         raise TypeError(
@@ -275,6 +284,12 @@ def checked_options(optimizer: str, options: MixedPrecision) -> Options:
     for name in ("independent_groups", "skip_nonfinite", "unscale_grads", "zero_grads"):
         options[name] = bool(options[name])
     return Options(**options)
+
+
+def _check_accepted(optimizer: str, name: str, value: Any) -> None:
+    if value not in _ACCEPTED[name]:
+        wanted = ", ".join(map(repr, _ACCEPTED[name])).replace("torch.", "")
+        raise ValueError(f"{optimizer}: {name} is {value!r}; accepted: {wanted}")
 
 
 def check_unit_options(optimizer: str, options: Mapping[str, Any]) -> None:
@@ -314,6 +329,8 @@ def check_group_options(optimizer: str, options: Mapping[str, Any]) -> None:
             raise ValueError(f"{optimizer}: ema_decay is {decay}; accepted: None, a number from 0 to below 1")
     if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
         raise ValueError(f"{optimizer}: seed is {seed!r}; accepted: an integer from 0 to 2**63 - 1")
+    if "state_dtype" in options:
+        _check_accepted(optimizer, "state_dtype", options["state_dtype"])
     check_declared(optimizer, options)
 
 

@@ -29,7 +29,7 @@ from ._moments8 import (
     scale_shape,
     write_coded,
 )
-from ._options import MASTERS, Options
+from ._options import MASTERS, Options, state_dtype_of
 from ._state import Block, PackedState, Place, ShownState, Unloaded, checksum, signature, unpacked_name
 
 logger = logging.getLogger("amp_kernels")
@@ -101,7 +101,7 @@ class StateStore:
                     f"{self._name}: a parameter is {lists.describe(piece)}, which leaves gaps in memory or overlaps "
                     "itself; accepted: any order of dimensions that covers its memory once"
                 )
-            dtype = moment_dtype(param.shape, self._options.state_dtype)
+            dtype = moment_dtype(param.shape, state_dtype_of(group, self._options))
             named = {unpacked_name(name): value for name, value in values.items()}  # codes count as their moment
             key = id(group), piece.device, piece.dtype, dtype, *self._wanted(group, named)
             check_exponents(self._name, values, self._algorithm.format_of)
@@ -225,7 +225,7 @@ class StateStore:
         )
         for name, format in block.formats.items():
             exponents_at(block.moments[name], 0, total).fill_(format.least)
-        if options.state_dtype == "8bit" and moments and dtype != torch.uint8:
+        if state_dtype_of(group, options) == "8bit" and moments and dtype != torch.uint8:
             shapes = lists.some([str(list(param.shape)) for param in params])
             logger.debug("%s: moments in bfloat16 instead of 8 bits, by shape: %s", self._name, shapes)
         if has_shadow:
@@ -323,8 +323,8 @@ class StateStore:
         if sizes != own:
             raise ValueError(f"its optimizer has groups of {sizes} parameters, and here they are of {own}")
         moments = {moment for member in self._algorithm.members for moment in member.declared.moments}
-        for i, param in enumerate(param for group in groups for param in group["params"]):
-            dtype = moment_dtype(param.shape, self._options.state_dtype)
+        for i, (group, param) in enumerate((it, param) for it in groups for param in it["params"]):
+            dtype = moment_dtype(param.shape, state_dtype_of(group, self._options))
             dtype = torch.float32 if dtype == torch.uint8 and not local(param).is_contiguous() else dtype
             for key, value in saved["state"].get(i, {}).items():
                 moment = moment_of(key) or key
