@@ -70,8 +70,10 @@ class Units:
             ValueError: groups of a unit differ in its keys, or one has a value that is not acceptable.
         """
         if not self._options.independent_groups:
-            self.of_groups, self.names = [0] * len(groups), [0]
-            self.values = [_values_of(vars(self._options))]
+            values = [_values_of(vars(self._options))]
+            if values != self.values:
+                check_unit_options(self._name, vars(self._options))
+            self.of_groups, self.names, self.values = [0] * len(groups), [0], values
             return
         names, values = [group.get("unit", i) for i, group in enumerate(groups)], list(map(_values_of, groups))
         if (names, values) == self._read:

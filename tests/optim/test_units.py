@@ -108,6 +108,11 @@ def test_options_of_spikes_are_checked(value):
     with pytest.raises(ValueError, match=f"AdamW: {key} is "):
         optimizer.step()
     assert not optimizer.state
+    optimizer = akopt.AdamW(params, spike_zscore=2.5)
+    setattr(optimizer, key, value[key])
+    with pytest.raises(ValueError, match=f"AdamW: {key} is "):
+        optimizer.step()
+    assert not optimizer.state
 
 
 # ---- its state apart ----
