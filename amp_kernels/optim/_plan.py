@@ -76,21 +76,19 @@ class StepPlan(Collector):
                 "the parameters of the model that was trained",
                 stacklevel=users_line(),
             )
-        max_norm = request.max_norm
-        independent = self.units is not None
-        if request.check or max_norm is not None or self._staged or independent:
+        units = self.units
+        needs_norm = units is not None or request.max_norm is not None
+        if request.check or needs_norm or self._staged:
             self._agreement.check(self._name)
-        self._needs_norm = (
-            independent or max_norm is not None if request.check or max_norm is not None or independent else None
-        )
+        self._needs_norm = needs_norm if request.check or needs_norm else None
         if self.host is not None:
             self.host.wait_for_kept()
         is_norm_known = self._settle()
         factors: list[Tensor | None] = [None] * len(launches)
-        if independent:
-            answer, factors = self.units.judge(request, launches, self._agreement, self._params, groups)
+        if units is not None:
+            answer, factors = units.judge(request, launches, self._agreement, self._params, groups)
         else:
-            answer = measure(request, launches, self._agreement, self._params, norm=max_norm is not None)
+            answer = measure(request, launches, self._agreement, self._params, norm=needs_norm)
         if not is_norm_known:
             answer.sum_sq = None
         if self.host is not None:
@@ -115,7 +113,7 @@ class StepPlan(Collector):
                 grads = table.grads() if table is not None else [local(param.grad) for param in params]
                 if request.units is not None:
                     rows = zip(grads, batch.layout[:, 3].tolist(), strict=True)
-                    grads = [grad for grad, group in rows if self.units.of_groups[group] in request.units]
+                    grads = [grad for grad, group in rows if units.of_groups[group] in request.units]
                 if grads:  # of units that were asked for, or kept in host memory, there may be none
                     torch._foreach_zero_(grads)
         return answer
