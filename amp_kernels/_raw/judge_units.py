@@ -27,7 +27,9 @@ def _reference(
     statistics: Tensor,
     found_infs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    max_norm, check, zscore, decay, warmup, skips_spikes, asked = rules.unbind(1)
+    sums, flags, rows, ends = (t.view(-1) for t in (sums, flags, rows, ends))
+    statistics = statistics.view(-1, len(STATISTICS))
+    max_norm, check, zscore, decay, warmup, skips_spikes, asked = rules.view(-1, len(RULES)).unbind(1)
     steps, skips, in_a_row, seen, mean, variance = statistics.clone().unbind(1)
     entries = torch.arange(len(rows), device=rows.device)
     unit = (entries[:, None] >= ends).sum(1)

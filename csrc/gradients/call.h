@@ -74,7 +74,7 @@ Status update_scale(const LossScaleRef& scale, std::span<const float* const> fou
 
 /// The tensors of a step and the units that they belong to.
 struct UnitsRef {
-  int64_t units;
+  int64_t units, tensors;
   const float *sums, *flags;  // by tensor: squares; above 0: not finite, below: no gradient
   const int64_t* rows;        // unit after unit the numbers of the tensors, ~number where the square counts elsewhere
   const int64_t* ends;        // by unit, in rows

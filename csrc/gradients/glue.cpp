@@ -131,6 +131,25 @@ void run_update_scale(const Tensor scale, const Tensor growth_tracker, const Ten
   call.launch(update_scale, at, flags, options, call.scratch(update_scale_scratch_bytes(flags.size())));
 }
 
+// GPU kernels skip what is out of range; on the CPU it is an error.
+void check_places(const UnitsRef& at, const char* op) {
+  int64_t end = 0;
+  for (int64_t unit = 0; unit < at.units; ++unit) {
+    const int64_t least = unit + 1 < at.units ? end : at.tensors;
+    AK_CHECK(at.ends[unit] >= least && at.ends[unit] <= at.tensors, op, ": ends[", unit, "] is ", at.ends[unit],
+             "; accepted: ascending numbers up to ", at.tensors, ", which is the last");
+    end = at.ends[unit];
+  }
+  AK_CHECK(end == at.tensors, op, ": no unit has the ", at.tensors, " tensors");
+  std::vector<bool> seen(static_cast<size_t>(at.tensors));
+  for (int64_t i = 0; i < at.tensors; ++i) {
+    const int64_t row = row_of(at.rows[i]);
+    AK_CHECK(row < at.tensors && !seen[static_cast<size_t>(row)], op, ": rows[", i, "] is ", at.rows[i],
+             "; accepted: each number below ", at.tensors, " once, or its complement");
+    seen[static_cast<size_t>(row)] = true;
+  }
+}
+
 std::tuple<Tensor, Tensor> run_judge_units(const Tensor& sums, const Tensor& flags, const Tensor& rows,
                                            const Tensor& ends, const Tensor& rules, Tensor statistics,
                                            const std::optional<Tensor> found_infs) {
@@ -153,6 +172,7 @@ std::tuple<Tensor, Tensor> run_judge_units(const Tensor& sums, const Tensor& fla
   const Tensor factors = call.empty({"factors"}, {tensors}, ScalarType::Float);
   const Tensor results = call.empty({"results"}, {3, units}, ScalarType::Float);
   const UnitsRef at{.units = units,
+                    .tensors = tensors,
                     .sums = call.read<float>({"sums"}, sums),
                     .flags = call.read<float>({"flags"}, flags),
                     .rows = call.read<int64_t>({"rows"}, rows),
@@ -162,6 +182,7 @@ std::tuple<Tensor, Tensor> run_judge_units(const Tensor& sums, const Tensor& fla
                     .found_infs = call.read<float>({"found_infs"}, found_infs),
                     .factors = static_cast<float*>(factors.mutable_data_ptr()),
                     .results = static_cast<float*>(results.mutable_data_ptr())};
+  if (call.kOnCpu) check_places(at, op);
   if (units > 0) call.launch(judge_units, at);
   return {factors, results};
 }

@@ -56,9 +56,6 @@ AK_HD UnitVerdict judge(UnitStatistics& s, float sum_sq, bool nonfinite, const U
   return {clip_factor(sum_sq, static_cast<float>(bound)), false};
 }
 
-/// The number of a tensor among those of all units; ~number stands for one whose square counts elsewhere.
-AK_HD int64_t row_of(int64_t entry) { return entry < 0 ? ~entry : entry; }
-
 struct UnitResult {
   float norm, factor;
   bool skipped, nonfinite;

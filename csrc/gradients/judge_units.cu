@@ -38,11 +38,12 @@ judge_units_kernel(AK_PARAM(UnitsRef) at) {
   allow_next_kernel();
   const int64_t unit = static_cast<int64_t>(block_index()) * (kThreads / kWarpThreads) + warp_index();
   if (unit >= at.units) return;
-  const int64_t begin = unit == 0 ? 0 : load(at.ends + unit - 1), end = load(at.ends + unit);
+  const int64_t first = unit == 0 ? 0 : load(at.ends + unit - 1), last = load(at.ends + unit);
+  const int64_t begin = first < 0 ? 0 : first, end = last > at.tensors ? at.tensors : last;
   UnitTotal total;
   for (int64_t i = begin + lane_index(); i < end; i += kWarpThreads) {
     const int64_t entry = load(at.rows + i), row = row_of(entry);
-    total.add(entry, load(at.sums + row), load(at.flags + row));
+    if (row < at.tensors) total.add(entry, load(at.sums + row), load(at.flags + row));
   }
   total.sum = warp_sum(total.sum);
   total.there = warp_any(total.there);
@@ -59,8 +60,10 @@ judge_units_kernel(AK_PARAM(UnitsRef) at) {
     factor = result.factor;
   }
   factor = shuffle(factor, 0);
-  for (int64_t i = begin + lane_index(); i < end; i += kWarpThreads)
-    store(at.factors + row_of(load(at.rows + i)), factor);
+  for (int64_t i = begin + lane_index(); i < end; i += kWarpThreads) {
+    const int64_t row = row_of(load(at.rows + i));
+    if (row < at.tensors) store(at.factors + row, factor);
+  }
 }
 
 }  // namespace

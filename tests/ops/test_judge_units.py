@@ -111,3 +111,27 @@ def test_a_lasting_change_is_flagged_for_a_while(op):
     assert sum(clipped[:100]) <= 6
     assert 10 <= sum(clipped[100:]) <= 120
     assert sum(clipped[300:]) <= 6
+
+
+@pytest.mark.skipif(not module.op.built.cpu, reason="the C++ library is not built")
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("ends", [1, 4], "ends\\[1\\] is 4"),
+        ("ends", [-1, 3], "ends\\[0\\] is -1"),
+        ("ends", [1, 2], "ends\\[1\\] is 2"),
+        ("rows", [0, 1, 3], "rows\\[2\\] is 3"),
+        ("rows", [0, ~3, 2], "rows\\[1\\] is -4"),
+        ("rows", [0, ~0, 2], "rows\\[1\\] is -1"),
+    ],
+)
+def test_places_beyond_the_tensors_are_refused(name, values, message):
+    """On the CPU; kernels of a GPU skip them."""
+    rule = torch.tensor([(1.0, 1.0, 0.0, 0.9, 2.0, 0.0, 1.0)] * 2, dtype=torch.float64)
+    places = {"rows": torch.arange(3), "ends": torch.tensor([1, 3]), name: torch.tensor(values)}
+    statistics = torch.zeros(2, 6, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.amp_kernels.judge_units_(torch.ones(3), torch.zeros(3), *places.values(), rule, statistics)
+    assert not statistics.any()
+    if values != [0, ~0, 2]:  # there the emulator reports two writes of one place
+        module.op.emulated(torch.ones(3), torch.zeros(3), *places.values(), rule, statistics)
