@@ -36,7 +36,7 @@ class HasUnits(Optimizer):
 
     @property
     def group_results(self) -> GroupResults:
-        """The last step, unit by unit; see :class:`GroupResults`. No host sync.
+        """The last step, unit by unit; see ``GroupResults``. No host sync.
 
         Raises:
             RuntimeError: before the first step, or with neither ``independent_groups=True`` nor ``spike_zscore``.
@@ -62,7 +62,7 @@ class HasUnits(Optimizer):
         return number, [group for group, own in zip(self.param_groups, of_groups, strict=True) if own == number]
 
     def unit_state_dict(self, unit: str | int) -> dict[str, Any]:
-        """The state of one unit, in the form of :meth:`state_dict` of an optimizer that has the unit's groups alone: such an optimizer
+        """The state of one unit, in the form of ``state_dict`` of an optimizer that has the unit's groups alone: such an optimizer
         loads it, if its options are the values that the groups have, and so does :meth:`load_unit_state_dict`, of any unit with groups of
         these sizes. Tensors are views.
 
@@ -77,13 +77,13 @@ class HasUnits(Optimizer):
         return self._codec.exported_unit(groups, self.state, self._plan.units.statistics_of(number))
 
     def load_unit_state_dict(self, unit: str | int, state_dict: dict[str, Any]) -> None:
-        """Load what :meth:`unit_state_dict`, or :meth:`state_dict` of an optimizer of the unit's own, has returned. Other units keep
-        theirs, and this one its name and its parameters. As in :meth:`load_state_dict`, masters that are loaded hold, and masters
+        """Load what :meth:`unit_state_dict`, or ``state_dict`` of an optimizer of the unit's own, has returned. Other units keep
+        theirs, and this one its name and its parameters. As in ``load_state_dict``, masters that are loaded hold, and masters
         that are not start at the parameters.
 
         Raises:
             ValueError: as :meth:`unit_state_dict`; or groups, shapes or keys do not fit. Nothing has been changed then.
-            TypeError: as :meth:`load_state_dict`.
+            TypeError: as ``load_state_dict``.
         """
         check_mapping(type(self).__name__, "state_dict", state_dict, "the state_dict of a unit")
         number, groups = self._unit(unit)
