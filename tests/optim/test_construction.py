@@ -186,7 +186,6 @@ def test_bad_options(name, key, value, error, text):
     [
         ("max_grad_norm", 0.1),
         ("master_weights", "split"),
-        ("state_dtype", bf16),
         ("shadow_dtype", f16),
         ("skip_nonfinite", True),
         ("unscale_grads", True),
