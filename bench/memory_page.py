@@ -84,7 +84,7 @@ def table() -> str:
 
 
 def fits() -> str:
-    """How many parameters fit on a card, plain, released and with state in host memory, in units of 1e9."""
+    """The number of parameters that fit on a card, plain, released and with state in host memory, in units of 1e9."""
     split24, none = LAYOUTS[7], LAYOUTS[8]
     sizes = {
         "plain, `split24` and 8-bit": sum(held(*split24).values()) + 2,  # with a BF16 gradient

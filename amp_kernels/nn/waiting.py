@@ -39,7 +39,7 @@ class Successor:
             self.fetched = False
 
     def _setting(self, total: Tensor) -> tuple:
-        """What the norm of ``total`` is computed with. torch.func.functional_call may put other parameters into the norm."""
+        """The setting in which the norm of ``total`` is computed. torch.func.functional_call may put other parameters into the norm."""
         parameters = [*map(id, self.norm._parameters.values())]
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast.dtype_on(total.device.type)
         return parameters, total._version, modes, _saving_hooks()

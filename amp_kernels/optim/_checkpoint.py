@@ -32,7 +32,7 @@ def without_process_groups(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def kept(live: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
-    """What a group keeps when another is loaded in its place: process groups, and the format of its moments if that one has none."""
+    """The entries that a group keeps when another takes its place: process groups, and its format of moments if that one has none."""
     own = {key: value for key, value in live.items() if isinstance(value, ProcessGroup)}
     if "state_dtype" in live and "state_dtype" not in loaded:
         own["state_dtype"] = live["state_dtype"]

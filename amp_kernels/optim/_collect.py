@@ -64,7 +64,7 @@ class Collector:
 
     @property
     def units(self) -> Units | None:
-        """What judges the norms, if it is not one norm for all by fixed limits."""
+        """The judge of the norms, if it is not one norm for all by fixed limits."""
         options = self._options
         return self._units if options.independent_groups or options.spike_zscore is not None else None
 
@@ -149,10 +149,8 @@ class Collector:
             whole.groups.append(index)
             whole.places.append(place)
             whole.pieces.append(id(piece))
-            whole.grads.append(grad_of.get(id(param)))
         batches, _ = self._batches_of(whole, groups)
-        grad_of = {id(param): grad for param, grad in zip(whole.params, whole.grads, strict=True)}
-        grads = [[grad_of[id(param)] for param in batch.params] for batch in batches]
+        grads = [[grad_of.get(id(param)) for param in batch.params] for batch in batches]
         found = [[grad for grad in of_batch if grad is not None] for of_batch in grads]
         if not (self._is_cacheable(batches, found, active, backend) and self._takes_tables(batches)):
             return None

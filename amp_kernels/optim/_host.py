@@ -20,7 +20,6 @@ from .._sharding.agreement import LatestAgreement, declared_in
 from .._sharding.local import is_dtensor, like
 from .._updates.arguments import UpdateArguments
 from .._updates.op import take_together
-from .._updates.state import Column
 from ..ops._shadows import refresh_shadow
 from ._algorithm import Algorithm, Update
 from ._launches import DeviceBatch, Launch
@@ -126,7 +125,7 @@ class Bucket:
 
 @dataclass
 class _Plan:
-    """What updates of the same parameters share."""
+    """The common part of updates of the same parameters."""
 
     places: list[Place]
     batch: DeviceBatch
@@ -252,8 +251,7 @@ class HostUpdates:
             plan = self._planned(bucket)
             batch, grad_of = plan.batch, dict(zip(map(id, [p.param for p in bucket.places]), bucket.grads, strict=True))
             groups = [{**group, "params": []} for group in self._groups]
-            rows = batch.layout[:, Column.GROUP - Column.BLOCK].tolist()
-            for param, group in zip(plan.params, rows, strict=True):
+            for param, group in zip(plan.params, batch.groups_of_params, strict=True):
                 groups[group]["params"].append(param)
             number = {id(p): i for i, p in enumerate(p for group in groups for p in group["params"])}
             batch.numbers = [number[id(param)] for param in plan.params]

@@ -1,4 +1,4 @@
-"""What an optimizer offers for its units: groups that step by themselves (``independent_groups=True``)."""
+"""The methods of an optimizer for its units: groups that step by themselves (``independent_groups=True``)."""
 
 from __future__ import annotations
 

@@ -60,6 +60,11 @@ class DeviceBatch:
         """``numbers`` on the device."""
         return torch.tensor(self.numbers, device=self.device)
 
+    @functools.cached_property
+    def groups_of_params(self) -> list[int]:
+        """The number of each param's group."""
+        return self.layout[:, Column.GROUP - Column.BLOCK].tolist()
+
     def state(self, used: list[tuple[str, ...]], averaged: list[bool]) -> tuple[list[Tensor], ...]:
         """The op's arguments from the moments to ``emas``: a buffer per block, empty where the block's group does not use it.
         They are cached as long as ``used``, the moments of each group, is the same list."""

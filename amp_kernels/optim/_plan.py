@@ -19,7 +19,6 @@ from .._sharding.agreement import declared_in
 from .._sharding.local import is_dtensor, local
 from .._updates.arguments import UpdateArguments
 from .._updates.op import UpdateCall, take_together
-from .._updates.state import Column
 from ._algorithm import Algorithm, Update
 from ._collect import Active, Collector, Groups, Member, members_of
 from ._gradients import StepAnswer, StepRequest, measure
@@ -112,7 +111,7 @@ class StepPlan(Collector):
                 params = [param for param in batch.params if param.grad is not None]  # not kept in host memory
                 grads = table.grads() if table is not None else [local(param.grad) for param in params]
                 if request.units is not None:
-                    rows = zip(grads, batch.layout[:, 3].tolist(), strict=True)
+                    rows = zip(grads, batch.groups_of_params, strict=True)
                     grads = [grad for grad, group in rows if units.of_groups[group] in request.units]
                 if grads:  # of units that were asked for, or kept in host memory, there may be none
                     torch._foreach_zero_(grads)
@@ -131,8 +130,7 @@ class StepPlan(Collector):
         if flag is None or not flag.item() > 0:
             self._begin_on_host(groups, packed, request, answer)
             for batch, grads, _ in launches:
-                of_rows = batch.layout[:, Column.GROUP - Column.BLOCK].tolist()
-                for param, grad, group in zip(batch.params, grads, of_rows, strict=True):
+                for param, grad, group in zip(batch.params, grads, batch.groups_of_params, strict=True):
                     self.host.add(group, self._store.places[id(param)], grad)
             self.host.finish()
 

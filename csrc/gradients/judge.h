@@ -61,7 +61,8 @@ struct UnitResult {
   bool skipped, nonfinite;
 };
 
-/// What is known of some tensors of a unit. A flag above 0: an element is not finite; below 0: there is no gradient.
+/// The sum and flags of some tensors of a unit. A flag above 0: an element is not finite; below 0: there is no
+/// gradient.
 struct UnitTotal {
   double sum = 0;
   bool there = false, nonfinite = false;

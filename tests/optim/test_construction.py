@@ -18,7 +18,6 @@ from .optimizers import (
     NAMES,
     REFERENCES,
     TORCHS,
-    bf16,
     copies,
     f16,
     f32,

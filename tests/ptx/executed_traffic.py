@@ -188,7 +188,7 @@ def by_kernel(traffic: Traffic) -> dict[tuple[str, str], Count]:
 
 
 def beyond(traffic: Traffic) -> list[str]:
-    """What is above its budget."""
+    """The counts above their budgets."""
     wrong = []
     for (kernel, kind), count in by_kernel(traffic).items():
         most = MOST.get(kernel, Most())

@@ -18,7 +18,7 @@ _known: dict = {}  # what ops return, by what they were given
 
 
 def shapes_alone(function, args, kwargs):
-    """What the op would return, without values. Raises NotImplementedError if it has no kernel for shapes alone."""
+    """The results of the op, without values. Raises NotImplementedError if it has no kernel for shapes alone."""
     device = kwargs.get("device")
     given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
     on_device = next((t for t in given if t.is_cuda), None)

@@ -59,7 +59,7 @@ def merged(code: list[Instruction]) -> dict[str, int]:
 
 
 def _kind(instruction: Instruction) -> tuple | None:
-    """What the parts of a vector have in common: opcode, guard, base of the address, bytes."""
+    """The common properties of a vector's parts: opcode, guard, base of the address, bytes."""
     form = re.fullmatch(r"(?:ld|st)\.(?!param)[\w.:]*?(?:\.v(\d))?\.[a-z]+(\d+)", instruction.op)
     address = next((o for o in instruction.operands if isinstance(o, Address)), None)
     if form is None or address is None:
