@@ -25,7 +25,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from .._checks import lists
 from .._checks.operands import check_no_internal_overlap
-from . import flops, load, memory, policy
+from . import flops, load, memory, policy, walks
 
 NAMESPACE = "amp_kernels"
 EMULATED = f"{NAMESPACE}_emulated"
@@ -210,10 +210,8 @@ class Op:
         tensors = []
         for position, name in self.mutated:
             value = args[position] if position < len(args) else kwargs.get(name)
-            for tensor in (value,) if isinstance(value, torch.Tensor) else value or ():
-                if not tensor.is_inference():
-                    tensors.append(tensor)
-        torch.autograd.graph.increment_version(tensors)
+            tensors += (value,) if isinstance(value, torch.Tensor) else value or ()
+        walks.bump_versions(tensors)
 
     def _adinplaceorview(self, overload: Callable) -> Callable:
         def kernel(*args, **kwargs):

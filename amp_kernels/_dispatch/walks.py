@@ -35,8 +35,8 @@ def note_versions(tensors: list[Tensor], known: array) -> None:
 
 
 def bump_versions(tensors: list[Tensor]) -> None:
-    """Tell autograd of writes that it cannot see."""
-    torch.autograd.graph.increment_version(tensors)
+    """Tell autograd of writes that it cannot see. It does not count those of inference tensors."""
+    torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
 
 
 def take_from(module: Any) -> None:

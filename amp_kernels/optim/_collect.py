@@ -59,7 +59,6 @@ class Collector:
         self._units = Units(name, options)
         self._members = algorithm.members
         self._staged = any(member.op.stage is not None for member in self._members)
-        self._maskable = all(type(member).prepared is Algorithm.prepared for member in self._members)
         self.forget()
 
     @property
@@ -133,9 +132,9 @@ class Collector:
         asked: frozenset[int] | None,
     ) -> list[Launch] | None:
         """The launches of all parameters that have a state, of which units without gradients take no part: the cached step then serves
-        any set of units. ``None`` where kernels of several passes, or other ranks, would read those, too."""
+        any set of units. ``None`` with other ranks, and where the step of a unit is not one that a table describes."""
         units = self.units
-        if not (self._options.independent_groups and self._maskable) or self._agreement or not active.params:
+        if not self._options.independent_groups or self._agreement or not active.params:
             return None
         grad_of = {id(param): grad for param, grad in zip(active.params, active.grads, strict=True)}
         present, whole = {units.of_groups[index] for index in active.groups}, Active(copied=active.copied)

@@ -189,8 +189,7 @@ class TensorTable:
         self._sharded = bool(batch.sharded)
         self._plain = all(type(param) in _TORCHS_OWN for param in batch.params)
         self._placed = _placements(map(_grad, batch.params))
-        buffers = chain.from_iterable(block.tensors() for block in batch.blocks)
-        self._written = [tensor for tensor in chain(batch.pieces, batch.sharded, buffers) if not tensor.is_inference()]
+        self._shared = [*batch.sharded, *chain.from_iterable(block.tensors() for block in batch.blocks)]
         self._units, self._mask = units, ()
         self._every = set(units or ())
 
@@ -208,6 +207,10 @@ class TensorTable:
             grads = list(map(local, grads)) if self._sharded else grads
         column = Column.GRAD, len(Column)
         return self._walk.refresh_addresses(self._known, self._pieces, grads, self._words, *column, *mask)
+
+    def taken(self) -> bytes:
+        """Of each row 1 or 0, whether it takes part, after a refresh that returned ``True``. Empty: all do."""
+        return bytes(self._mask) if 0 in self._mask else b""
 
     def present(self) -> set[int]:
         """The units that have a gradient, after a refresh that returned ``True``."""
@@ -233,11 +236,8 @@ class TensorTable:
 
     def bump_versions(self) -> None:
         """Tell autograd that an op has written parameters and state, which it cannot see from addresses."""
-        written = self._written
-        if 0 in self._mask:
-            left = {id(piece) for piece, there in zip(self._pieces, self._mask, strict=True) if not there}
-            written = [tensor for tensor in written if id(tensor) not in left]
-        walks.bump_versions(written)
+        pieces = compress(self._pieces, self._mask) if 0 in self._mask else self._pieces
+        walks.bump_versions([*pieces, *self._shared])
 
 
 class Launch(NamedTuple):

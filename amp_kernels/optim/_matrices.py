@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import torch
@@ -61,7 +62,7 @@ class Stack:
         counts = [member.matrices.stack[0] for member in members]
         self.shape = sum(counts), *first.matrices.stack[1:]
         size = math.prod(self.shape[1:])
-        self.offsets = [sum(counts[:i]) * size for i in range(len(counts))]
+        self.offsets = [begin * size for begin in accumulate(counts[:-1], initial=0)]
         self.numel = self.shape[0] * size
 
     def orthogonalize(self, iterates: Tensor, pieces: Sequence[Tensor]) -> Tensor:
@@ -207,14 +208,16 @@ def _integers(values: Sequence[int]) -> Tensor:
 def stacks_of(members: Sequence[Member], largest: int = ELEMENTS_TOGETHER) -> list[Stack]:
     """Stacks of all members of one shape, of ``largest`` elements at most unless one member has more."""
     by_shape: dict[tuple, list[list[Member]]] = {}
+    room: dict[tuple, int] = {}  # in the last run of a shape
     for member in members:
         (_, *shape), size = member.matrices.stack, math.prod(member.matrices.stack)
         key = (*shape, member.settings, member.matrices.packed)
-        runs = by_shape.setdefault(key, [[]])
-        room = largest - sum(math.prod(other.matrices.stack) for other in runs[-1])
-        if runs[-1] and size > room:
+        runs = by_shape.setdefault(key, [])
+        if size > room.get(key, 0):
             runs.append([])
+            room[key] = largest
         runs[-1].append(member)
+        room[key] -= size
     return [Stack(run) for runs in by_shape.values() for run in runs]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .._checks.stack import users_line
-from .._dispatch import policy
+from .._dispatch import policy, walks
 from .._dispatch.devices import at, largest_flag
 from .._sharding.agreement import declared_in
 from .._sharding.local import is_dtensor, local
@@ -288,7 +288,7 @@ class StepPlan(Collector):
             batch.written.adopt()
         yield
         for batch in batches:
-            torch.autograd.graph.increment_version([p for p in batch.params if not p.is_inference()])
+            walks.bump_versions(batch.params)
             batch.shadows.stamp()
             batch.written.stamp()
         self._settle()

@@ -116,12 +116,16 @@ class MuonAlgorithm(Algorithm):
         trained = [param.requires_grad for group in groups for param in group["params"]] if agreement else None
         key = trained, [self.constants(group) for group in groups if self.of(group) is self]
         for launch, arguments in updates:
-            batch = launch.batch
+            batch, taken = launch.batch, launch.table.taken() if launch.table is not None else b""
             if batch.prepared is None or batch.prepared[0] != key:
                 positions = {number: position for position, number in enumerate(batch.numbers)}
-                own, exchanges = self._members(groups, positions, batch.device)
-                batch.prepared = key, [*chunks_of(batch, own), *(Chunk(batch, [exchange]) for exchange in exchanges)]
-            for chunk in batch.prepared[1]:
+                batch.prepared = key, self._members(groups, positions, batch.device), (None, [])
+            _, (own, exchanges), (known, chunks) = batch.prepared
+            if taken != known:  # other units take the step: the same members, other stacks
+                own = [member for member in own if not taken or taken[member.position]]
+                chunks = [*chunks_of(batch, own), *(Chunk(batch, [exchange]) for exchange in exchanges)]
+                batch.prepared = *batch.prepared[:2], (taken, chunks)
+            for chunk in chunks:
                 calls += chunk.prepared(self.op, launch, arguments)
         if agreement and not updates:  # a rank without gradients takes part
             device = home_device(agreement, [param for group in groups for param in group["params"]])
@@ -136,12 +140,13 @@ class MuonAlgorithm(Algorithm):
         all ranks. ``positions``: those that have a gradient, by number."""
         own: list[Member] = []
         shared: dict[dist.ProcessGroup, list[Sharded]] = {}
+        constants = [self.constants(group) if self.of(group) is self else None for group in groups]
         numbered = enumerate((index, param) for index, group in enumerate(groups) for param in group["params"])
         for number, (index, param) in numbered:
             idle = number not in positions
-            if self.of(groups[index]) is not self or (idle and not (is_dtensor(param) and param.requires_grad)):
+            if constants[index] is None or (idle and not (is_dtensor(param) and param.requires_grad)):
                 continue
-            *settings, adjust_lr_fn, heads, flatten = self.constants(groups[index])
+            *settings, adjust_lr_fn, heads, flatten = constants[index]
             cut, piece = _is_cut(param, flatten), local(param)
             described = torch.empty(param.shape, device="meta") if cut else piece
             if piece.device != device or (idle and not cut) or not described.numel():

@@ -35,7 +35,7 @@ FastCall same_objects;
 FastCall same_versions;
 /// note_versions(tensors, words): writes the version counters into a buffer of int64.
 FastCall note_versions;
-/// bump_versions(tensors): torch.autograd.graph.increment_version of a list.
+/// bump_versions(tensors): torch.autograd.graph.increment_version of a list, without its inference tensors.
 FastCall bump_versions;
 
 }  // namespace ak

@@ -180,7 +180,10 @@ PyObject* note_versions(PyObject*, PyObject* const* args, Py_ssize_t) {
 PyObject* bump_versions(PyObject*, PyObject* const* args, Py_ssize_t) {
   HANDLE_TH_ERRORS
   const size_t count = static_cast<size_t>(PyList_GET_SIZE(args[0]));
-  for (size_t i = 0; i < count; i++) tensor(args[0], i).unsafeGetTensorImpl()->bump_version();
+  for (size_t i = 0; i < count; i++) {
+    const Tensor& written = tensor(args[0], i);
+    if (!written.is_inference()) written.unsafeGetTensorImpl()->bump_version();
+  }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
