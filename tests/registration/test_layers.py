@@ -112,13 +112,11 @@ def circle(edges):
     return next(filter(None, map(visit, sorted(edges))), [])
 
 
-def copy_with(line, where, folder):
-    """The package's sources in ``folder``, with a line more at the end of module ``where``."""
-    for name, path in sources(PACKAGE):
-        copy = folder / path.relative_to(PACKAGE)
-        copy.parent.mkdir(exist_ok=True)
-        copy.write_text(path.read_text() + (line if name == where else ""))
-    return folder
+def imported(line, name, folder):
+    """What module ``name`` of the package imports by this line, which alone is read: the package may have faults of its own."""
+    path, modules = folder / "module.py", dict(sources(PACKAGE))
+    path.write_text(line)
+    return {*imports(name, path, modules)} & modules.keys()
 
 
 def test_every_file_is_in_a_room():
@@ -154,10 +152,11 @@ def test_no_circle_of_imports():
     ],
 )
 def test_an_upward_import_is_found(line, tmp_path):
-    (found,) = upward(graph(copy_with(line, "ops.linear", tmp_path)))
+    (found,) = upward({"": {"ops"}, "ops.linear": imported(line, "ops.linear", tmp_path)})
     assert found.startswith("ops.linear imports")
 
 
 @pytest.mark.parametrize("line", ["from . import matmul", "if 0:\n    from .matmul import matmul"])
 def test_a_circle_is_found(line, tmp_path):
-    assert {"ops.matmul", "ops._products"} <= {*circle(graph(copy_with(line, "ops._products", tmp_path)))}
+    edges = {"ops": set(), "ops.matmul": {"ops._products"}, "ops._products": imported(line, "ops._products", tmp_path)}
+    assert {"ops.matmul", "ops._products"} <= {*circle(edges)}
