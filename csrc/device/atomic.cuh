@@ -1,5 +1,5 @@
 #pragma once
-// Atomic operations on global and shared memory, and the GPU-wide memory fence.
+// Atomic operations on global and shared memory.
 #include "device/shared.cuh"
 
 #ifdef AK_EMULATE
@@ -33,9 +33,6 @@ AK_DEVICE uint32_t atomic_count_acq_rel(uint32_t* p, uint32_t last) {
 AK_DEVICE void store_relaxed(float* p, float value) {
   asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(p), "f"(value) : "memory");
 }
-
-/// Orders this thread's earlier accesses before its later ones at GPU scope.
-AK_DEVICE void fence_gpu() { __threadfence(); }
 
 }  // namespace ak
 #endif

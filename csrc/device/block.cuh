@@ -12,8 +12,6 @@ namespace ak {
 
 /// __syncthreads: barrier and memory ordering among all threads of the block.
 AK_DEVICE void block_sync() { __syncthreads(); }
-/// block_sync that returns true if any thread passed true.
-AK_DEVICE bool block_any(bool predicate) { return __syncthreads_or(predicate) != 0; }
 /// block_sync for `threads` threads, a multiple of 32, on barrier `id` in [1, 15]; 0 is block_sync's.
 AK_DEVICE void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -39,14 +39,7 @@ AK_DEVICE void ldmatrix_x4(uint32_t (&r)[4], uint32_t row_address) {
                : "r"(row_address)
                : "memory");
 }
-/// ldmatrix_x4 with every matrix transposed.
-AK_DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row_address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(row_address)
-               : "memory");
-}
-/// `transposed` is uniform in the warp.
+/// ldmatrix_x4, if `transposed` with every matrix transposed; that is uniform in the warp.
 AK_DEVICE void ldmatrix_x4(uint32_t (&r)[4], uint32_t row_address, bool transposed) {
   asm volatile(
       "{\n"
@@ -88,20 +81,6 @@ AK_DEVICE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-  }
-}
-/// d[16 x 8] += a[16 x 8] b[8 x 8]: the left half of a and the top of b above (fp16: sm_75, bf16: sm_80).
-template <class T>
-AK_DEVICE void mma_m16n8k8(float (&d)[4], const uint32_t (&a)[2], uint32_t b) {
-  if constexpr (std::is_same_v<T, bf16>) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(b));
-  } else {
-    static_assert(std::is_same_v<T, fp16>, "mma takes fp16 or bf16");
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(b));
   }
 }
 

@@ -19,14 +19,7 @@ AK_DEVICE void prefetch_tensor_map(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/// Loads the box at (x, y, z, w) to shared address `to`; its bytes complete on `barrier`.
-AK_DEVICE void tma_load(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
-          to),
-      "l"(map), "r"(barrier), "r"(x), "r"(y)
-      : "memory");
-}
+/// Loads the box at (x, y, z) or (x, y, z, w) to shared address `to`; its bytes complete on `barrier`.
 AK_DEVICE void tma_load(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y, int z) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
@@ -58,12 +51,7 @@ AK_DEVICE void tma_prefetch(const TensorMap* map, int x, int y, int z) {
                : "memory");
 }
 
-/// Stores the box at shared address `from` to (x, y, z, w).
-AK_DEVICE void tma_store(const TensorMap* map, uint32_t from, int x, int y) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
-               "r"(x), "r"(y)
-               : "memory");
-}
+/// Stores the box at shared address `from` to (x, y, z) or (x, y, z, w).
 AK_DEVICE void tma_store(const TensorMap* map, uint32_t from, int x, int y, int z) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map), "r"(from),
                "r"(x), "r"(y), "r"(z)
@@ -75,11 +63,6 @@ AK_DEVICE void tma_store(const TensorMap* map, uint32_t from, int x, int y, int 
                : "memory");
 }
 /// tma_store that adds to the tensor (fp32).
-AK_DEVICE void tma_reduce_add(const TensorMap* map, uint32_t from, int x, int y) {
-  asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
-               "r"(from), "r"(x), "r"(y)
-               : "memory");
-}
 AK_DEVICE void tma_reduce_add(const TensorMap* map, uint32_t from, int x, int y, int z) {
   asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
                "r"(from), "r"(x), "r"(y), "r"(z)

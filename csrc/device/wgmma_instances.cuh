@@ -1,6 +1,6 @@
 #pragma once
-// The wgmma instruction for every N. Inline assembly needs explicit register lists: AK_NAMES_j are the names of the
-// first 4 j accumulators in the assembly text, AK_OUTPUTS_j the same as operands.
+// The wgmma instruction for each N of a tile (gemm/sm90/gemm.h). Inline assembly needs explicit register lists:
+// AK_NAMES_j are the names of the first 4 j accumulators in the assembly text, AK_OUTPUTS_j the same as operands.
 #include <type_traits>
 
 #include "base/half.h"
@@ -96,37 +96,16 @@
 
 namespace ak::detail {
 
-AK_WGMMA(8, 1, "%4", "%5", "%6", "%7", "%8")
 AK_WGMMA(16, 2, "%8", "%9", "%10", "%11", "%12")
-AK_WGMMA(24, 3, "%12", "%13", "%14", "%15", "%16")
 AK_WGMMA(32, 4, "%16", "%17", "%18", "%19", "%20")
-AK_WGMMA(40, 5, "%20", "%21", "%22", "%23", "%24")
-AK_WGMMA(48, 6, "%24", "%25", "%26", "%27", "%28")
-AK_WGMMA(56, 7, "%28", "%29", "%30", "%31", "%32")
 AK_WGMMA(64, 8, "%32", "%33", "%34", "%35", "%36")
-AK_WGMMA(72, 9, "%36", "%37", "%38", "%39", "%40")
 AK_WGMMA(80, 10, "%40", "%41", "%42", "%43", "%44")
-AK_WGMMA(88, 11, "%44", "%45", "%46", "%47", "%48")
-AK_WGMMA(96, 12, "%48", "%49", "%50", "%51", "%52")
-AK_WGMMA(104, 13, "%52", "%53", "%54", "%55", "%56")
-AK_WGMMA(112, 14, "%56", "%57", "%58", "%59", "%60")
-AK_WGMMA(120, 15, "%60", "%61", "%62", "%63", "%64")
 AK_WGMMA(128, 16, "%64", "%65", "%66", "%67", "%68")
-AK_WGMMA(136, 17, "%68", "%69", "%70", "%71", "%72")
 AK_WGMMA(144, 18, "%72", "%73", "%74", "%75", "%76")
-AK_WGMMA(152, 19, "%76", "%77", "%78", "%79", "%80")
 AK_WGMMA(160, 20, "%80", "%81", "%82", "%83", "%84")
-AK_WGMMA(168, 21, "%84", "%85", "%86", "%87", "%88")
 AK_WGMMA(176, 22, "%88", "%89", "%90", "%91", "%92")
-AK_WGMMA(184, 23, "%92", "%93", "%94", "%95", "%96")
 AK_WGMMA(192, 24, "%96", "%97", "%98", "%99", "%100")
-AK_WGMMA(200, 25, "%100", "%101", "%102", "%103", "%104")
 AK_WGMMA(208, 26, "%104", "%105", "%106", "%107", "%108")
-AK_WGMMA(216, 27, "%108", "%109", "%110", "%111", "%112")
-AK_WGMMA(224, 28, "%112", "%113", "%114", "%115", "%116")
-AK_WGMMA(232, 29, "%116", "%117", "%118", "%119", "%120")
-AK_WGMMA(240, 30, "%120", "%121", "%122", "%123", "%124")
-AK_WGMMA(248, 31, "%124", "%125", "%126", "%127", "%128")
 AK_WGMMA(256, 32, "%128", "%129", "%130", "%131", "%132")
 
 }  // namespace ak::detail
@@ -136,8 +115,7 @@ AK_WGMMA(256, 32, "%128", "%129", "%130", "%131", "%132")
 
 namespace ak {
 
-/// d = A B, or d += A B if `accumulate`, for operands of type T (fp16 or bf16). N = 2 * kRegisters: 8 to 256 in steps
-/// of 8.
+/// d = A B, or d += A B if `accumulate`, for operands of type T (fp16 or bf16). N = 2 * kRegisters.
 template <class T, Major kA, Major kB, int kRegisters>
 AK_DEVICE void wgmma(float (&d)[kRegisters], uint64_t desc_a, uint64_t desc_b, bool accumulate) {
   detail::wgmma_instance<T, kA == Major::kMN, kB == Major::kMN>(d, desc_a, desc_b, accumulate);

@@ -71,7 +71,7 @@ def test_step_kernels(file, old, new, seen, tmp_path):
 @pytest.mark.parametrize(
     ("file", "old", "new", "seen"),
     [
-        (GEMM, "wgmma_fence();", "wgmma_fence();\n    fence_gpu();", "MEMBAR"),
+        (GEMM, "wgmma_fence();", "wgmma_fence();\n    __threadfence();", "MEMBAR"),
         (GEMM, "wgmma_wait<1>();", "wgmma_wait<0>();", "waits"),
         (GEMM, "AK_UNROLL\n    for (int k16 = 0;", "AK_NO_UNROLL\n    for (int k16 = 0;", "products"),
     ],

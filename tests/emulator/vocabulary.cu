@@ -39,20 +39,16 @@ all_chips_kernel(const float* f, const fp16* h, const double* d, float* f_out, f
   } else {
     named_barrier(2, 128);
   }
-  const bool any = warp_any(values[lane_index()] > 0) || block_any(ballot(true) == 0);
+  const bool any = warp_any(values[lane_index()] > 0) || ballot(true) == 0;
   atomic_add(f_out, shuffle(block_sum<128>(any ? 1.0f : 2.0f), 3));
   store_relaxed(f_out, exp2_approx(1.0f) + reciprocal_approx(values[3]) + rsqrt_approx(values[4]));
-  fence_gpu();
   if (opaque(static_cast<int>(values[2])) == 1 && opaque(counter) != nullptr && last_block_done(counter))
     store(counter + 1, atomic_add(counter, 1u));
   atomic_max(counter, 1u);
   uint32_t r[4];
   ldmatrix_x4(r, dynamic_shared());
-  ldmatrix_x4_trans(r, dynamic_shared());
   ldmatrix_x4(r, dynamic_shared(), any);
-  float acc[4] = {};
-  mma_m16n8k8<fp16>(acc, {r[0], r[1]}, r[2]);
-  store(f_out + thread_index(), acc[0] + acc[3] + static_cast<float>(shared_at<float>(dynamic_shared())[3]));
+  store(f_out + thread_index(), static_cast<float>(r[0] + r[3]) + shared_at<float>(dynamic_shared())[3]);
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -72,7 +68,6 @@ AK_KERNEL(128, 1) ampere_kernel(const float* from, float* out) {
   float d[4] = {};
   mma_m16n8k16<fp16>(d, r, {r[0], r[1]});
   mma_m16n8k16<bf16>(d, r, {r[0], r[1]});
-  mma_m16n8k8<bf16>(d, {r[0], r[1]}, r[2]);
   store(out + thread_index(), d[0] + d[1] + d[2] + d[3]);
 }
 #endif
@@ -95,13 +90,13 @@ wgmma_kernel(float* out) {
   const uint64_t desc = wgmma_descriptor(dynamic_shared(), 16, 1024, Swizzle::k64);
   store(out, use_wgmma<bf16, Major::kK, Major::kMN, kN>(desc) + use_wgmma<fp16, Major::kMN, Major::kK, kN>(desc));
 }
-template <int kN>
-Status every_n(float* out) {
-  const Status status = launch(wgmma_kernel<kN>, {.name = "wgmma", .grid = 1, .block = 128}, out);
-  if constexpr (kN < 256) return every_n<kN + 8>(out);
+template <int... kN>
+Status each_n(float* out) {
+  Status status;
+  ((status = launch(wgmma_kernel<kN>, {.name = "wgmma", .grid = 1, .block = 128}, out)), ...);
   return status;
 }
-template Status every_n<8>(float*);
+template Status each_n<16, 32, 64, 80, 128, 144, 160, 176, 192, 208, 256>(float*);
 
 AK_KERNEL(384, 1) hopper_kernel(AK_PARAM(TensorMap) map) {
   const uint32_t at = dynamic_shared(), barrier = at + 4096;
@@ -121,7 +116,6 @@ AK_KERNEL(384, 1) hopper_kernel(AK_PARAM(TensorMap) map) {
   store_cluster_2(at, barrier, cluster_rank() ^ 1, 1.0f, 2.0f);
   prefetch_tensor_map(&map);
   tma_prefetch(&map, 0, 0, 0);
-  tma_load(at, &map, barrier, 0, 0);
   tma_load(at, &map, barrier, 0, 0, 0);
   tma_load(at, &map, barrier, 0, 0, 0, 0);
   tma_load_multicast(at, &map, barrier, 0, 0, 0, 3);
@@ -131,10 +125,8 @@ AK_KERNEL(384, 1) hopper_kernel(AK_PARAM(TensorMap) map) {
   stmatrix_x4(at, {round_pair<fp16>(1, 2), round_pair<bf16>(1, 2), v[2], v[3]});
   stmatrix_x4_trans(at, {v[0], v[1], v[2], v[3]});
   fence_proxy_async();
-  tma_store(&map, at, 0, 0);
   tma_store(&map, at, 0, 0, 0);
   tma_store(&map, at, 0, 0, 0, 0);
-  tma_reduce_add(&map, at, 0, 0);
   tma_reduce_add(&map, at, 0, 0, 0);
   bulk_commit();
   bulk_wait_read<1>();

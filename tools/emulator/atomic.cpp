@@ -22,16 +22,13 @@ void atomic_global(void* p, std::size_t bytes, Order order, const std::function<
                 machine->describe(conflict.access.actor()).c_str()));
   }
   mark_written(region, offset, bytes);
-  Release& location = machine->atomic_location(p);
-  const Knowledge before = location.take();
   if (order == Order::kAcqRel) {
+    Release& location = machine->atomic_location(p);
+    const Knowledge before = location.take();
     clock.acquire(before);
     location.add(clock);
-  } else {
-    clock.seen_relaxed = join(clock.seen_relaxed, before);
-    if (clock.fenced) location.add(clock.fenced);
+    location.add(before);
   }
-  location.add(before);
   update();
 }
 
@@ -48,12 +45,6 @@ void atomic_shared(uint32_t address, std::size_t bytes, const std::function<void
                 machine->describe(conflict.access.actor()).c_str()));
   }
   update(&cta.shared[offset]);
-}
-
-void fence_gpu() {
-  Clock& clock = current->clock;
-  clock.acquire(clock.seen_relaxed);
-  clock.fenced = with(clock.base, clock.actor, clock.now++);
 }
 
 }  // namespace ak::emu

@@ -1,6 +1,6 @@
 #pragma once
 // device/atomic.cuh on the emulator. Atomics synchronize threads of different blocks, so each one yields first. Relaxed
-// atomics order accesses only together with fences.
+// atomics order no accesses.
 #include <cstring>
 #include <functional>
 
@@ -16,7 +16,6 @@ enum class Order { kRelaxed, kAcqRel };
 void atomic_global(void* p, std::size_t bytes, Order order, const std::function<void()>& update);
 /// Calls `update(bytes)` atomically on checked shared memory of the running thread's block; orders nothing.
 void atomic_shared(uint32_t address, std::size_t bytes, const std::function<void(uint8_t*)>& update);
-void fence_gpu();
 
 }  // namespace emu
 
@@ -61,11 +60,6 @@ inline uint32_t atomic_count_acq_rel(uint32_t* p, uint32_t last) {
 inline void store_relaxed(float* p, float value) {
   emu::enter("store_relaxed");
   emu::atomic_global(p, sizeof *p, emu::Order::kRelaxed, [&] { *p = value; });
-}
-
-inline void fence_gpu() {
-  emu::enter("fence_gpu");
-  emu::fence_gpu();
 }
 
 }  // namespace ak

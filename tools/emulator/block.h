@@ -8,17 +8,6 @@ inline void block_sync() {
   emu::enter("block_sync");
   emu::meet(emu::current->cta->all, emu::machine->shape.block, true);
 }
-inline bool block_any(bool predicate) {
-  emu::enter("block_any");
-  emu::Cta& cta = *emu::current->cta;
-  const int vote = cta.vote;  // the same for all threads: changes when the last one arrives
-  cta.any[vote] |= predicate;
-  emu::meet(cta.all, emu::machine->shape.block, true, [&] {
-    cta.vote = 1 - vote;
-    cta.any[cta.vote] = false;
-  });
-  return cta.any[vote];
-}
 namespace emu {
 
 inline Rendezvous& named_barrier(int id, int threads) {

@@ -41,10 +41,6 @@ struct Clock {
   std::vector<Epoch> proxy_fences;
   Knowledge at_proxy_fence;
   void proxy_fence();
-
-  // Fences around relaxed atomics: knowledge published by atomics after a fence, and acquired by a fence after atomics.
-  Knowledge fenced;
-  Knowledge seen_relaxed;
 };
 
 /// True if a fence.proxy.async by either thread is ordered between epoch `epoch` of the thread with clock `other` and

@@ -84,8 +84,6 @@ struct Cta {
   std::map<uint32_t, Barrier> barriers;  // mbarriers, by offset
   std::vector<AsyncRead> async_reads;    // of shared memory, by TMA stores and wgmma
   Rendezvous all, named[16];
-  bool any[2] = {};  // block_any's votes, double-buffered as above
-  int vote = 0;
   std::vector<std::unique_ptr<Warpgroup>> warpgroups;
   int registers_free = 0;      // setmaxnreg's pool, per thread of a warpgroup
   std::vector<int> registers;  // by warpgroup

@@ -75,24 +75,22 @@ void stmatrix_x4(uint32_t row_address, const uint32_t (&r)[4], bool transpose) {
 }
 
 // a has 2 registers per 8 columns of A (rows 0-7, rows 8-15), b has one per 8 rows of B.
-void mma(float (&d)[4], std::span<const uint32_t> a, std::span<const uint32_t> b, bool is_bf16) {
+void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bool is_bf16) {
   auto& slots = warp_slots();
   const int lane = current->lane();
-  const int k = static_cast<int>(b.size()) * 8;
-  for (std::size_t i = 0; i < a.size(); i += 2) slots[lane][i / 2] = a[i] | static_cast<uint64_t>(a[i + 1]) << 32;
-  slots[lane][2] = b[0] | static_cast<uint64_t>(b.size() > 1 ? b[1] : 0) << 32;
+  for (int i = 0; i < 4; i += 2) slots[lane][i / 2] = a[i] | static_cast<uint64_t>(a[i + 1]) << 32;
+  slots[lane][2] = b[0] | static_cast<uint64_t>(b[1]) << 32;
   meet_warp(false);
   for (int i = 0; i < 4; i++) {
     const int row = lane / 4, upper = i / 2, column = 2 * (lane % 4) + i % 2;
     float x[16], y[16];
-    for (int j = 0; j < k; j++) {
+    for (int j = 0; j < 16; j++) {
       const int block = j / 8, in_block = j % 8;
       const uint64_t from_a = slots[4 * row + in_block / 2][block], from_b = slots[4 * column + in_block / 2][2];
       x[j] = value_of(static_cast<uint32_t>(from_a >> (32 * upper)), in_block % 2, is_bf16);
       y[j] = value_of(static_cast<uint32_t>(from_b >> (32 * block)), in_block % 2, is_bf16);
     }
-    const std::span<const float> all_x(x, static_cast<std::size_t>(k)), all_y(y, static_cast<std::size_t>(k));
-    d[i] = tensor_core_sum(d[i], all_x, all_y);
+    d[i] = tensor_core_sum(d[i], x, y);
   }
 }
 

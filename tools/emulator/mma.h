@@ -17,7 +17,7 @@ float tensor_core_sum(float c, std::span<const float> a, std::span<const float> 
 
 void ldmatrix_x4(uint32_t (&r)[4], uint32_t row_address, bool transpose);
 void stmatrix_x4(uint32_t row_address, const uint32_t (&r)[4], bool transpose);
-void mma(float (&d)[4], std::span<const uint32_t> a, std::span<const uint32_t> b, bool is_bf16);
+void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bool is_bf16);
 
 }  // namespace emu
 
@@ -28,10 +28,6 @@ uint32_t round_pair(float low, float high) {
 inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t row_address) {
   emu::enter("ldmatrix_x4");
   emu::ldmatrix_x4(r, row_address, false);
-}
-inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row_address) {
-  emu::enter("ldmatrix_x4_trans");
-  emu::ldmatrix_x4(r, row_address, true);
 }
 inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t row_address, bool transposed) {
   emu::enter("ldmatrix_x4");
@@ -50,12 +46,6 @@ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
   static_assert(std::is_same_v<T, fp16> || std::is_same_v<T, bf16>, "mma takes fp16 or bf16");
   emu::enter("mma_m16n8k16");
   emu::mma(d, a, b, std::is_same_v<T, bf16>);
-}
-template <class T>
-void mma_m16n8k8(float (&d)[4], const uint32_t (&a)[2], uint32_t b) {
-  static_assert(std::is_same_v<T, fp16> || std::is_same_v<T, bf16>, "mma takes fp16 or bf16");
-  emu::enter("mma_m16n8k8");
-  emu::mma(d, a, {&b, 1}, std::is_same_v<T, bf16>);
 }
 
 }  // namespace ak

@@ -23,7 +23,7 @@ void bulk_wait(uint32_t allowed, bool read_only);
 }  // namespace emu
 
 inline void prefetch_tensor_map(const TensorMap*) { emu::enter("prefetch_tensor_map"); }
-inline void tma_load(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y, int z = 0, int w = 0) {
+inline void tma_load(uint32_t to, const TensorMap* map, uint32_t barrier, int x, int y, int z, int w = 0) {
   emu::enter("tma_load");
   emu::tma_load(to, *map, barrier, {x, y, z, w}, 1u << emu::current->cta->rank);
 }
@@ -36,11 +36,11 @@ inline void tma_prefetch(const TensorMap* map, int x, int y, int z) {
   emu::enter("tma_prefetch");
   emu::tma_prefetch(*map, {x, y, z});
 }
-inline void tma_store(const TensorMap* map, uint32_t from, int x, int y, int z = 0, int w = 0) {
+inline void tma_store(const TensorMap* map, uint32_t from, int x, int y, int z, int w = 0) {
   emu::enter("tma_store");
   emu::tma_store(*map, from, {x, y, z, w}, false);
 }
-inline void tma_reduce_add(const TensorMap* map, uint32_t from, int x, int y, int z = 0) {
+inline void tma_reduce_add(const TensorMap* map, uint32_t from, int x, int y, int z) {
   emu::enter("tma_reduce_add");
   emu::tma_store(*map, from, {x, y, z}, true);
 }

@@ -169,7 +169,6 @@ struct Tiles {
 template <typename V, int kRows, int kColumns>
 AK_TARGET void dot_tile(int64_t k, const uint32_t* a, int64_t steps, Operand b, float* sums, int64_t row_stride,
                         int64_t column_stride) {
-  constexpr int64_t kElements = V::kLanes * V::kPair;
   typename V::Sums tile[kRows][kColumns];
 #pragma GCC unroll 4
   for (int i = 0; i < kRows; ++i) {

@@ -63,7 +63,7 @@ double_kernel(AK_PARAM(TensorMap) from, AK_PARAM(TensorMap) to, int boxes_x, int
     const int wrong = kBug == Bug::kTooFewBytes ? -16 : kBug == Bug::kTooManyBytes ? 16 : 0;
     if (kBug == Bug::kDoubleArrival && box != first) mbarrier_arrive_expect_tx(full + 8 * stage, 0);
     mbarrier_arrive_expect_tx(full + 8 * stage, kBytes + wrong);
-    tma_load(ring + stage * kBytes, &from, full + 8 * stage, x, y);
+    tma_load(ring + stage * kBytes, &from, full + 8 * stage, x, y, 0);
   };
   int stage = 0, phase = 0;
   if (t == 0 && first < boxes) request(first, 0);
@@ -89,7 +89,7 @@ double_kernel(AK_PARAM(TensorMap) from, AK_PARAM(TensorMap) to, int boxes_x, int
     if (t == 0) {
       int x, y;
       place(box, x, y);
-      tma_store(&to, staging, x, y);
+      tma_store(&to, staging, x, y, 0);
       if (kBug != Bug::kNoCommit) bulk_commit();
     }
     stage = next_stage;
@@ -184,7 +184,7 @@ reload_kernel(AK_PARAM(TensorMap) from, float* out, int boxes) {
     if (t == 0) {
       if (kBug != ReloadBug::kNoSync) mbarrier_wait(empty, i % 2 ^ 1);
       mbarrier_arrive_expect_tx(full, 8 * 128);
-      tma_load(box, &from, full, 0, 8 * i);
+      tma_load(box, &from, full, 0, 8 * i, 0);
     }
     mbarrier_wait(full, i % 2);
     const auto v = load_shared_16(box + t * 16);
@@ -230,7 +230,7 @@ AK_KERNEL(32, 1) plane_kernel(AK_PARAM(TensorMap) from, AK_PARAM(TensorMap) to, 
   tma_load(box, &from, full, -4, -1, 2 * block_index());
   mbarrier_wait(full, 0);
   tma_store(&to, box, -4, -1, 2 * block_index());
-  tma_reduce_add(&sum, box, 0, 0);
+  tma_reduce_add(&sum, box, 0, 0, 0);
   bulk_commit();
   bulk_wait<0>();
 }
@@ -281,11 +281,11 @@ back_and_forth_kernel(AK_PARAM(TensorMap) map, float* global) {
   for (int i = t; kByThreads && i < 256; i += 32) store(global + i, 1.0f);
   warp_sync();
   if (t == 0) {
-    if (!kByThreads) tma_store(&map, box, 0, 0);
+    if (!kByThreads) tma_store(&map, box, 0, 0, 0);
     bulk_commit();
     if (kWait) bulk_wait<0>();
     mbarrier_arrive_expect_tx(full, 1024);
-    tma_load(again, &map, full, 0, 0);
+    tma_load(again, &map, full, 0, 0, 0);
     bulk_wait<0>();
   }
   mbarrier_wait(full, 0);

@@ -36,7 +36,7 @@ struct Layout {
   static constexpr int kBytes = kColumns * kColumnBytes;
 
   static AK_DEVICE void load(uint32_t to, const TensorMap* map, uint32_t barrier) {
-    for (int i = 0; i < kColumns; i++) tma_load(to + i * kColumnBytes, map, barrier, i * kWide, 0);
+    for (int i = 0; i < kColumns; i++) tma_load(to + i * kColumnBytes, map, barrier, i * kWide, 0, 0);
   }
   static AK_DEVICE uint64_t descriptor(uint32_t start, int k16) {
     constexpr int kEight = 8 * kWide * 2;
@@ -147,9 +147,9 @@ void wgmmas(Cases& cases) {
                     [] { return product<bf16, K, K, s128, 64, Bug::kDisagree>(); });
 }
 
-// ---- mma.sync: one warp, C[16 x 8] = A[16 x kK] B[kK x 8], through ldmatrix and stmatrix
+// ---- mma.sync: one warp, C[16 x 8] = A[16 x 16] B[16 x 8], through ldmatrix and stmatrix
 
-template <class T, int kK, bool kTransposedB>
+template <class T, bool kTransposedB>
 AK_KERNEL(32, 1)
 fragment_kernel(const T* a, const T* b, T* c) {
   // Rows of 16 elements and 16 bytes more, so that the eight rows of a matrix differ in banks.
@@ -168,20 +168,14 @@ fragment_kernel(const T* a, const T* b, T* c) {
   uint32_t ra[4], rb[4];
   ldmatrix_x4(ra, in_a + offset);
   // B as [k][n]: its first 8 columns are matrices 0 and 1; as [n][k]: its first 8 rows are matrices 0 and 2.
-  if (kK == 8) {
-    ldmatrix_x4(rb, in_b + offset, kTransposedB);
-  } else if (kTransposedB) {
-    ldmatrix_x4_trans(rb, in_b + offset);
+  if (kTransposedB) {
+    ldmatrix_x4(rb, in_b + offset, true);
   } else {
     ldmatrix_x4(rb, in_b + offset);
   }
   if (!kTransposedB) rb[1] = rb[2];
   float d[4] = {1.0f, 1.0f, 1.0f, 1.0f};
-  if constexpr (kK == 16) {
-    mma_m16n8k16<T>(d, ra, {rb[0], rb[1]});
-  } else {
-    mma_m16n8k8<T>(d, {ra[0], ra[1]}, rb[0]);
-  }
+  mma_m16n8k16<T>(d, ra, {rb[0], rb[1]});
   const uint32_t top = round_pair<T>(d[0], d[1]), bottom = round_pair<T>(d[2], d[3]);
   stmatrix_x4(out + offset, {top, bottom, top, bottom});  // twice, side by side
   warp_sync();
@@ -217,18 +211,18 @@ std::string transposed() {
   return {};
 }
 
-template <class T, int kK, bool kTransposedB>
+template <class T, bool kTransposedB>
 std::string fragments() {
   emu::Buffer<T> a("a", 256), b("b", 256), c("c", 256);
   fill(a, 5);
   fill(b, 6);
   const LaunchConfig config{.name = "fragments", .grid = 1, .block = 32, .shared_bytes = 3 * 16 * 48};
-  const Status status = launch(fragment_kernel<T, kK, kTransposedB>, config, a.data(), b.data(), c.data());
+  const Status status = launch(fragment_kernel<T, kTransposedB>, config, a.data(), b.data(), c.data());
   if (!status.ok()) return status.message;
   for (size_t m = 0; m < 16; m++) {
     for (size_t n = 0; n < 16; n++) {
       float sum = 1;
-      for (size_t k = 0; k < kK; k++)
+      for (size_t k = 0; k < 16; k++)
         sum += to_float(a[m * 16 + k]) * to_float(b[kTransposedB ? k * 16 + n % 8 : n % 8 * 16 + k]);
       if (!(to_float(c[m * 16 + n]) == sum))
         return emu::format("c[%zu, %zu] is %g, expected %g", m, n, to_float(c[m * 16 + n]), sum);
@@ -239,10 +233,8 @@ std::string fragments() {
 
 void fragments_of_one_warp(Cases& cases) {
   cases.check("stmatrix, transposed", transposed);
-  cases.check("m16n8k16 bf16", [] { return fragments<bf16, 16, false>(); });
-  cases.check("m16n8k16 fp16, transposed B", [] { return fragments<fp16, 16, true>(); });
-  cases.check("m16n8k8 bf16, transposed B", [] { return fragments<bf16, 8, true>(); });
-  cases.check("m16n8k8 fp16", [] { return fragments<fp16, 8, false>(); });
+  cases.check("m16n8k16 bf16", [] { return fragments<bf16, false>(); });
+  cases.check("m16n8k16 fp16, transposed B", [] { return fragments<fp16, true>(); });
 }
 
 // ---- arithmetic
