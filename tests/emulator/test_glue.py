@@ -257,19 +257,13 @@ def test_the_planned_tile_is_the_one_that_runs():
 
 LONGEST = 2**30  # the kernels count columns in ints, and what a thread or a piece has past the last one too
 NO_ROWS = {  # calls without a row, which so need no memory, and what they say of one column too many
-    "norm_forward": (
-        lambda op, x: op(x, eps=1e-5, centred=True, out_dtype=f32),
-        f"norm_forward: x must have at most {LONGEST} columns; got {LONGEST + 1}",
-    ),
-    "norm_backward": (
-        lambda op, x: op(x, x, torch.empty(0), parameters=0),
-        f"norm_backward: x must have at most {LONGEST} columns; got {LONGEST + 1}",
-    ),
-    "cross_entropy_rows_": (
-        lambda op, x: op(x, torch.empty(0, dtype=torch.int64), None, None, torch.empty(0), None),
-        f"cross_entropy_rows_: logits must have at most {LONGEST} classes; got (0, {LONGEST + 1})",
-    ),
-}
+    "norm_forward": (lambda op, x: op(x, eps=1e-5, centred=True, out_dtype=f32),
+        f"norm_forward: x must have at most {LONGEST} columns; got {LONGEST + 1}"),
+    "norm_backward": (lambda op, x: op(x, x, torch.empty(0), parameters=0),
+        f"norm_backward: x must have at most {LONGEST} columns; got {LONGEST + 1}"),
+    "cross_entropy_rows_": (lambda op, x: op(x, torch.empty(0, dtype=torch.int64), None, None, torch.empty(0), None),
+        f"cross_entropy_rows_: logits must have at most {LONGEST} classes; got (0, {LONGEST + 1})"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NO_ROWS)

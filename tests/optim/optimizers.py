@@ -155,27 +155,13 @@ TORCHS = pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD"])
 #: Options that both take.
 OPTIONS = {
     "AdamW": [{}, {"maximize": True}, {"betas": (0.5, 0.75), "eps": 1e-3, "weight_decay": 0.3}, {"weight_decay": 0.0}, {"amsgrad": True}],
-    "Adam": [
-        {},
-        {"weight_decay": 0.3},
-        {"weight_decay": 0.1, "amsgrad": True, "betas": (0.9, 0.95)},
-        {"weight_decay": 0.1, "decoupled_weight_decay": True, "maximize": True},
-    ],
-    "SGD": [
-        {},
-        {"momentum": 0.9},
-        {"momentum": 0.9, "dampening": 0.4},
-        {"momentum": 0.8, "nesterov": True, "weight_decay": 0.1},
-        {"weight_decay": 0.2, "maximize": True},
-    ],
+    "Adam": [{}, {"weight_decay": 0.3}, {"weight_decay": 0.1, "amsgrad": True, "betas": (0.9, 0.95)},
+        {"weight_decay": 0.1, "decoupled_weight_decay": True, "maximize": True}],
+    "SGD": [{}, {"momentum": 0.9}, {"momentum": 0.9, "dampening": 0.4},
+        {"momentum": 0.8, "nesterov": True, "weight_decay": 0.1}, {"weight_decay": 0.2, "maximize": True}],
     "Lion": [{}, {"weight_decay": 0.3, "maximize": True}, {"betas": (0.5, 0.75), "weight_decay": 0.1}, {"betas": (0.0, 0.0)}],
-    "LAMB": [
-        {"maximize": True},
-        {"weight_decay": 0.0},
-        {"weight_decay": 0.0, "use_nvlamb": True},
-        {"weight_decay": 0.3, "betas": (0.5, 0.75), "eps": 1e-3},
-        {"bias_correction": False, "weight_decay": 0.1},
-    ],
+    "LAMB": [{"maximize": True}, {"weight_decay": 0.0}, {"weight_decay": 0.0, "use_nvlamb": True},
+        {"weight_decay": 0.3, "betas": (0.5, 0.75), "eps": 1e-3}, {"bias_correction": False, "weight_decay": 0.1}],
     "Muon": [{}, {"maximize": True, "nesterov": False}, {"weight_decay": 0.3, "momentum": 0.5, "adjust_lr_fn": "match_rms_adamw"}],
 }  # fmt: skip
 CASES = pytest.mark.parametrize(("name", "options"), [(name, kw) for name in NAMES for kw in OPTIONS[name]])

@@ -267,20 +267,14 @@ def test_no_more_calls_of_ops_for_more_units():
     ("options", "group", "message"),
     [
         ({}, {"unit": "a"}, "unit of a group is 'a', and independent_groups is False"),
-        (
-            {},
-            {"max_grad_norm": 1.0},
-            "max_grad_norm is an option of the optimizer.*with independent_groups=True also max_grad_norm",
-        ),
-        (
-            {"independent_groups": True},
-            {"unit": 3},
-            "unit of a group is 3, and independent_groups is True; accepted: a string",
-        ),
+        ({}, {"max_grad_norm": 1.0},
+            "max_grad_norm is an option of the optimizer.*with independent_groups=True also max_grad_norm"),
+        ({"independent_groups": True}, {"unit": 3},
+            "unit of a group is 3, and independent_groups is True; accepted: a string"),
         ({"independent_groups": True}, {"max_grad_norm": -1.0}, "max_grad_norm"),
         ({"independent_groups": True}, {"max_grad_norm": float("nan")}, "max_grad_norm"),
     ],
-)
+)  # fmt: skip
 def test_refused_groups(options, group, message):
     with pytest.raises(ValueError, match=message):
         akopt.AdamW([{"params": [torch.nn.Parameter(torch.ones(3))], **group}], **options)

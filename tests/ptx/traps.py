@@ -154,9 +154,7 @@ TRAPS: dict[str, list[Trap]] = {
         Trap("a quotient that is never corrected", r"(selp\.u32 %r\d+), 1, 0,", r"\1, 0, 0,"),
         Trap("a product cut to 32 bits", r"mul\.lo\.s64 (%rd\d+), (%rd\d+), (%rd\d+);", r"mul.lo.s64 \1, \2, \3;\nand.b64 \1, \1, 4294967295;"),
     ],
-    "norm": [
-        Trap("the second barrier left out", r"bar\.sync 0;", "", 2),
-    ],
+    "norm": [Trap("the second barrier left out", r"bar\.sync 0;", "", 2)],
     "norm_cluster": [
         Trap("bytes that the other mbarrier counts", SEND, r"\1 [to], {\2, \3}, [bar+8];"),
         Trap("one of two sums", SEND, r"st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [to], \2, [bar];"),
@@ -192,9 +190,7 @@ TRAPS: dict[str, list[Trap]] = {
         Trap("the first barrier left out", r"bar\.sync 0;", "", 1),
         Trap("counters that nobody sets to zero", r"st\.shared\.u32 \[%r\d+\], %r\d+;", "", 1),
     ],
-    "lists": [
-        Trap("the flag is set by a plain store", r"st\.relaxed\.gpu\.global\.f32", "st.global.f32"),
-    ],
+    "lists": [Trap("the flag is set by a plain store", r"st\.relaxed\.gpu\.global\.f32", "st.global.f32")],
     "update": [
         Trap("fma: the addend subtracted", r"fma\.rn\.f32 (%f\d+), (%f\d+), (%f\d+), (%f\d+);", r"fma.rn.f32 \1, \2, \3, \2;"),
         Trap("a 64-bit product cut to 32 bits", r"mul\.wide\.u32 (%rd\d+), (%r\d+), ([^;]+);", r"cvt.u64.u32 \1, \2;"),
@@ -212,11 +208,7 @@ TRAPS: dict[str, list[Trap]] = {
         Trap("the last block is left out", r"add\.s32 (%r\d+, %r\d+), 31;", r"add.s32 \1, 0;"),
         Trap("a skipped step writes codes and exponents", r"setp\.gt\.f32 (%p\d+, %f\d+), 0f00000000;", r"setp.lt.f32 \1, 0f00000000;", 1),
     ],
-    "lamb": [
-        Trap("all barriers left out", r"bar\.sync 0;", ""),
-    ],
-    "update_scale": [
-        Trap("vote: the other way round", r"(vote\.sync\.ballot\.b32 %r\d+), (%p\d+)", r"\1, !\2"),
-        Trap("the vote counts for nothing", r"vote\.sync\.ballot\.b32 (%r\d+), [^;]*;", r"mov.u32 \1, 0;"),
-    ],
+    "lamb": [Trap("all barriers left out", r"bar\.sync 0;", "")],
+    "update_scale": [Trap("vote: the other way round", r"(vote\.sync\.ballot\.b32 %r\d+), (%p\d+)", r"\1, !\2"),
+        Trap("the vote counts for nothing", r"vote\.sync\.ballot\.b32 (%r\d+), [^;]*;", r"mov.u32 \1, 0;")],
 }  # fmt: skip

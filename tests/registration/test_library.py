@@ -187,18 +187,15 @@ def bad():
         (
             "good",
             0,
-            [
-                "model: Sequential, 5,888 parameters",
-                "    0 (Linear): 20 (next: 24)\n  convert:\n",
+            ["model: Sequential, 5,888 parameters", "    0 (Linear): 20 (next: 24)\n  convert:\n",
                 "    is left alone: there is no replacement for it (2): 1 (BatchNorm1d), 3 (Conv1d)\n",
-                "    is now amp_kernels.nn.linear.Linear (2): 0, 2\n",
-            ],
+                "    is now amp_kernels.nn.linear.Linear (2): 0, 2\n"],
         ),
         ("ready", 0, ["Tensor Cores load slower: none", "is now amp_kernels.nn.linear.Linear (1): the model"]),
         ("bad", 2, ["doctor: --model returned a value of type int; accepted: a torch.nn.Module"]),
         ("absent", 2, ["has no function 'absent'"]),
     ],
-)
+)  # fmt: skip
 def test_doctor_judges_a_model(tmp_path, capsys, name, status, expected):
     (tmp_path / "some_models.py").write_text(MODELS)
     try:

@@ -109,13 +109,11 @@ def test_a_geforce_has_half_of_the_multiply_adds():
             }
             | {"column_sums": True, "plain": False},
         ),
-        (
-            ProductCall(8, 16, 24, 2, "NT", out="fp32", residual=True, preact=True),
-            {"m_major_a": False, "n_major_b": False, "out_bytes": 4, "side_bytes": 6, "keeps_z": True, "plain": False},
-        ),
+        (ProductCall(8, 16, 24, 2, "NT", out="fp32", residual=True, preact=True),
+            {"m_major_a": False, "n_major_b": False, "out_bytes": 4, "side_bytes": 6, "keeps_z": True, "plain": False}),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_the_planner_is_asked_for_the_product(call, request_):
     usual = {
         "side_bytes": 0,
