@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 
 from tools.ptx.cuobjdump import cuobjdump
+from tools.sass.listing import parse
+from tools.sass.main_loop import faults
 
-from .listing import parse
 from .machine_code import compile_cubin
-from .main_loop import faults
 
 SOURCE = """#include "gemm/sm90/chained.cuh"
 namespace ak::gemm {

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tools.ptx.cuobjdump import cuobjdump
+from tools.sass.listing import Instruction, branch_tables, parse
+from tools.sass.thread import Thread
 
 from ..helpers.patience import PATIENCE
-from .listing import Instruction, branch_tables, parse
-from .sass import Thread
 
 _host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 
 from tools.ptx.cuobjdump import cuobjdump
+from tools.sass import listing
+from tools.sass.bytes_in_flight import halves, rounds
 
 from ..draw import drawn
 from ..helpers.patience import PATIENCE
-from . import listing
-from .bytes_in_flight import halves, rounds
 from .kernel_budgets import BUDGETS, FLOOR, Budget, table
 
 pytestmark = pytest.mark.nvcc

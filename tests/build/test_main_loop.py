@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tools.ptx.cuobjdump import cuobjdump
-
-from .listing import parse
-from .main_loop import faults
+from tools.sass.listing import parse
+from tools.sass.main_loop import faults
 
 _host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
 TILES = _host.gemm_candidates()["sm90"]

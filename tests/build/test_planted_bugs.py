@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tools.ptx.cuobjdump import cuobjdump
+from tools.sass import listing, main_loop
 
-from . import listing, main_loop
 from . import test_epilogue_instructions as epilogue
 from .gemm_instance import compile_instance
 from .kernel_budgets import BUDGETS

@@ -15,10 +15,10 @@ import pytest
 
 from amp_kernels._checks.activations import ACTIVATIONS
 from tools.ptx.cuobjdump import cuobjdump
+from tools.sass.listing import branch_tables, parse
+from tools.sass.thread import Thread
 
-from .listing import branch_tables, parse
 from .machine_code import cubin_of
-from .sass import Thread
 
 pytestmark = pytest.mark.nvcc
 FP16, BF16, FP32 = range(3)

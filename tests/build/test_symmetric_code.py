@@ -7,10 +7,10 @@ import re
 import pytest
 
 from tools.ptx.cuobjdump import cuobjdump
+from tools.sass.listing import parse
+from tools.sass.main_loop import faults
 
-from .listing import parse
 from .machine_code import cubin_of
-from .main_loop import faults
 
 TILE = re.compile(r"TileILi(\d+)ELi(\d+)ELi\d+ELi1ELi(\d)ELb(\d)E")  # rows, columns, consumers, pingpong
 

@@ -7,7 +7,8 @@ import struct
 
 import pytest
 
-from .sass import Thread
+from tools.sass.thread import Thread
+
 from .test_row_instructions import BF16, FP32, bank, kernels_of, pointers
 
 pytestmark = pytest.mark.nvcc

@@ -21,8 +21,6 @@ INTRINSICS = {
     "__ballot_sync": "vote.sync.ballot",
     "__syncwarp": "bar.warp.sync",
     "__syncthreads()": "bar.sync",
-    "__syncthreads_or": "bar.red",
-    "__threadfence": "fence.",
     "atomicMax": "atom.global.max",
     "atomicAdd": "atom.global.add",
     "__ldcs": "ld.global.cs",

@@ -19,7 +19,8 @@ from triton.compiler import CompiledKernel
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from ..build.listing import Instruction, parse
+from tools.sass.listing import Instruction, parse
+
 from ..ptx.forms import missing, opcodes
 
 INTERPRETED = (80, 90)  # whose PTX tests/ptx/executed_triton.py runs

@@ -8,8 +8,8 @@ import torch
 
 from amp_kernels._triton import gemm
 from amp_kernels._triton.gemm import LARGE, SMALL
+from tools.sass.main_loop import main_loop
 
-from ..build.main_loop import main_loop
 from . import aot
 
 DTYPES = (torch.float16, torch.bfloat16)

@@ -54,7 +54,7 @@ struct BulkStores {
   uint32_t committed = 0;
   bool used = false;
   Actor reader = 0, writer = 0;
-  uint32_t known_read = 0, known_written = 0;  // groups that a wait has covered
+  uint32_t known_read = 0;  // groups that a wait has covered
 };
 
 /// cp.async copies of one thread.
@@ -104,7 +104,7 @@ struct Warpgroup final : AsyncQueue {
   std::deque<WgmmaOperation> queue;
   WgmmaOperation next;  // being issued: threads add their registers one by one
   std::map<float*, Accumulator> in_flight;
-  uint32_t committed = 0, known_finished = 0;
+  uint32_t committed = 0;
   bool open = false;  // operations after the last commit
   Rendezvous meeting;
 

@@ -1,4 +1,4 @@
-"""Instructions on floats, for Thread in sass.py."""
+"""Instructions on floats, for Thread in thread.py."""
 
 from __future__ import annotations
 

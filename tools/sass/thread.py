@@ -13,8 +13,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from .floats import MASK, Floats, both, either
 from .listing import Instruction
-from .sass_floats import MASK, Floats, both, either
 
 
 def signed(x: int) -> int:
