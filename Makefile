@@ -9,7 +9,7 @@ BASE   ?= python3
 # (PIP_EXTRA_INDEX_URL). TORCH names another one.
 CUDA   := $(shell command -v nvcc nvidia-smi 2>/dev/null | head -n 1)
 # Triton, which a CPU build does not bring, is for the tests: its interpreter and its compiler need no GPU. A CUDA build asks for this one.
-TORCH  ?= $(if $(CUDA),torch==2.11.0,torch==2.13.0 $(if $(filter Linux,$(shell uname)),triton==3.7.1))
+TORCH  ?= $(if $(CUDA),torch==2.11.0,torch==2.14.1 $(if $(filter Linux,$(shell uname)),triton==3.8.0))
 GPU    := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 DEMO_READY := $(if $(PYTHON),,$(VENV)/.demo)
 READY  := $(if $(PYTHON),,$(VENV)/.ready)
