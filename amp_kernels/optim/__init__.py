@@ -15,6 +15,7 @@ from ..ops._shadows import refresh_shadows
 from ._export import fp32_state_dict
 from ._options import MixedPrecision
 from ._release import ReleasedGradients, release_gradients
+from ._units import GroupResults
 from .adam import Adam
 from .adamw import AdamW
 from .lamb import LAMB
@@ -27,6 +28,7 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "GroupResults",
     "Lion",
     "MixedPrecision",
     "Muon",

@@ -304,9 +304,10 @@ class FusedOptimizer(HasUnits, HasCompiledCalls, Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's. 16-bit parameters also have ``master``, the float32 weight, however it is kept; with ``ema_decay``
-        there is ``ema``, the float32 average of the weight. Moments in 8 bits are float32 here, and the same codes once they are
-        loaded again; all moments are float32 under FSDP1, which saves one dtype per parameter. Groups hold ``ema_decay`` if it is in
-        use, ``seed`` once a parameter has state whose steps draw random bits, and no process group.
+        there is ``ema``, the float32 average of the weight. Moments in 8 bits are float32 here; a load encodes them anew, which
+        keeps the values, but not always the codes and exponents. All moments are float32 under FSDP1, which saves one dtype per
+        parameter. Groups hold ``ema_decay`` if it is in use, ``seed`` once a parameter has state whose steps draw random bits, and
+        no process group.
 
         The tensors are views of the optimizer's flat buffers: ``torch.save`` stores each buffer once, ``pickle`` once
         per view.

@@ -36,7 +36,7 @@ class HasUnits(Optimizer):
 
     @property
     def group_results(self) -> GroupResults:
-        """The last step, unit by unit; see ``GroupResults``. No host sync.
+        """The last step, unit by unit; see :class:`GroupResults`. No host sync.
 
         Raises:
             RuntimeError: before the first step, or with neither ``independent_groups=True`` nor ``spike_zscore``.

@@ -32,6 +32,17 @@ class GroupResults(NamedTuple):
         norms: float32 ``[n]``, before clipping; 0 for a unit that was not stepped.
         skipped: bool ``[n]``.
         steps, skips: int64 ``[n]``, since the optimizer was made: steps taken, and steps asked for and not taken.
+
+    Examples:
+        >>> adapters = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
+        >>> groups = [{"params": adapter.parameters(), "unit": f"user {i}"} for i, adapter in enumerate(adapters)]
+        >>> optimizer = ak.optim.AdamW(groups, independent_groups=True, skip_nonfinite=True)
+        >>> adapters[0](torch.full((1, 4), torch.inf)).sum().backward()
+        >>> adapters[1](torch.ones(1, 4)).sum().backward()
+        >>> optimizer.step()
+        >>> results = optimizer.group_results
+        >>> results.units, results.skipped.tolist()
+        (['user 0', 'user 1'], [True, False])
     """
 
     units: list[str | int]
