@@ -101,6 +101,8 @@ def select(options: argparse.Namespace) -> Iterator[Case]:
             elif started:
                 yield case
             started = started or case.name == options.after
+    if not started:
+        sys.exit(f"error: --after: no selected case is called {options.after!r} (--list names them)")
 
 
 def _chosen(options: argparse.Namespace) -> list[Callable[[Scope], Iterator[Case]]]:

@@ -141,7 +141,7 @@ def check_number(op: str, argument: str, value: float, low: float = -math.inf, h
         if low <= value <= high:
             return
         error = ValueError
-    except TypeError:
+    except (TypeError, ValueError, RuntimeError):  # the last two: arrays and tensors of several elements
         error = TypeError
     start = "above 0" if low == math.ulp(0.0) else f"from {low}"
     raise _refusal(error, op, argument, value, f"a number {start} to {high}")

@@ -31,6 +31,18 @@ def check_tensors_of(label: str, tensors: list) -> None:
             raise TypeError(f"{label}[{i}] has type {type_name(tensor)}; accepted: a tensor")
 
 
+def check_scaler(function: str, scaler: object) -> None:
+    """Raise a TypeError unless ``scaler`` is ``None`` or a gradient scaler."""
+    if not (scaler is None or isinstance(scaler, torch.amp.GradScaler)):
+        raise TypeError(f"{function}: scaler has type {type_name(scaler)}; accepted: None, a gradient scaler")
+
+
+def check_function(function: str, argument: str, value: object) -> None:
+    """Raise a TypeError unless ``value`` is ``None`` or can be called."""
+    if not (value is None or callable(value)):
+        raise TypeError(f"{function}: {argument} has type {type_name(value)}; accepted: None, a function")
+
+
 def check_mapping(function: str, argument: str, value: object, accepted: str) -> None:
     """Raise a TypeError unless ``value`` is a dict or another mapping."""
     if not isinstance(value, Mapping):

@@ -225,8 +225,7 @@ def requested_backend() -> str | None:
     return _chosen.here() or os.environ.get("AMP_KERNELS_BACKEND") or None
 
 
-@contextlib.contextmanager
-def backend(name: str) -> Iterator[None]:
+def backend(name: str) -> contextlib._GeneratorContextManager[None]:
     """Within the block every op runs on backend ``name``, or raises :class:`BackendUnavailable`.
 
     Blocks nest. One holds for its thread, and for every thread that is in no such block itself, such as those in which
@@ -249,6 +248,11 @@ def backend(name: str) -> Iterator[None]:
     """
     if name not in BACKENDS:
         raise ValueError(f"backend: name is {name!r}; accepted: {', '.join(BACKENDS)}")
+    return _block(name)
+
+
+@contextlib.contextmanager
+def _block(name: str) -> Iterator[None]:
     with nodes.refused(), _chosen.block(name):
         yield
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from .._checks.types import type_name
 from .._dispatch import walks
 from .evidence import Siblings, Undeclared
 from .local import is_dtensor
@@ -228,6 +229,15 @@ class LatestAgreement:
             self._agreement = Agreement(tensors, shard_group, declared)
             self._tensors, self._groups = tensors, groups
         return self._agreement
+
+
+def check_shard_group(name: str, group: object) -> None:
+    """Raise unless the argument ``shard_group`` is acceptable."""
+    if group is not None and not _is_group(group):
+        raise TypeError(
+            f"{name}: shard_group is {group!r}, of type {type_name(group)}; accepted: None, a process group (get_group() of "
+            "a device mesh)"
+        )
 
 
 def check_declared(name: str, group: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from .._checks import lists
 from .._dispatch.devices import Copies, by_device, largest_flag
 from .._raw.check_and_norm import check_and_norm
 from .._raw.unscale import unscale_
-from .._sharding.agreement import Agreement, LatestAgreement, check_declared, declared_in
+from .._sharding.agreement import Agreement, LatestAgreement, check_declared, check_shard_group, declared_in
 from .._sharding.local import is_dtensor, local
 from ..optim._base import FusedOptimizer
 
@@ -28,6 +28,7 @@ class Agreements:
     """
 
     def __init__(self, shard_group: ProcessGroup | None):
+        check_shard_group("GradScaler", shard_group)
         self.shard_group = shard_group
         self._latest: weakref.WeakKeyDictionary[Optimizer, LatestAgreement] = weakref.WeakKeyDictionary()
 

@@ -33,7 +33,8 @@ class ScaleRule:
     def check_torchs(self, init_scale: float, backoff_factor: float, growth_interval: int) -> None:
         """Check the numbers of torch's scaler, which lets NaN and a scale out of range pass."""
         least = max(self.min_scale, math.ulp(0.0))  # below it, overflows would raise the scale
-        lists.check_number("GradScaler", "init_scale", init_scale, least)
+        most = min(self.max_scale, torch.finfo(torch.float32).max)
+        lists.check_number("GradScaler", "init_scale", init_scale, least, most)
         lists.check_number("GradScaler", "backoff_factor", backoff_factor, math.ulp(0.0))
         lists.check_count("GradScaler", "growth_interval", growth_interval, 0)
 
@@ -104,6 +105,7 @@ def check_state(state: dict[str, Any]) -> None:
             "accepted: the state_dict of a gradient scaler"
         )
     lists.check_number("GradScaler.load_state_dict", "scale", state["scale"], 0.0)
+    lists.check_count("GradScaler.load_state_dict", "_growth_tracker", state["_growth_tracker"], 0)
     check_update_numbers("GradScaler.load_state_dict", **{name: state[name] for name in (*_RANGES, "growth_interval")})
 
 

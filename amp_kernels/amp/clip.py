@@ -22,7 +22,7 @@ from .._checks.types import check_iterable, check_tensors_of
 from .._dispatch.devices import at, by_device
 from .._raw.check_and_norm import op as check_and_norm
 from .._raw.unscale import op as unscale_
-from .._sharding.agreement import Agreement, Declared, check_declared, declared_in
+from .._sharding.agreement import Agreement, Declared, check_declared, check_shard_group, declared_in
 from .._sharding.local import is_dtensor, local, placed_as, summed
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # a float32 sum would lose float64's precision
@@ -76,6 +76,7 @@ def get_total_norm(
     """
     if not isinstance(tensors, Tensor):
         check_iterable("get_total_norm: tensors", tensors, "a tensor, an iterable of tensors")
+    check_shard_group("get_total_norm", shard_group)
     tensors, declared = _flat("get_total_norm", [tensors] if isinstance(tensors, Tensor) else list(tensors))
     check_tensors_of("get_total_norm: tensors", tensors)
     values = list(map(summed, tensors))
@@ -144,6 +145,7 @@ def clip_grad_norm_(
             )
     if not isinstance(max_norm, Tensor):  # torch takes one, whose value only the device knows
         lists.check_number("clip_grad_norm_", "max_norm", max_norm, 0.0)
+    check_shard_group("clip_grad_norm_", shard_group)
     parameters, declared = _flat("clip_grad_norm_", parameters)
     check_tensors_of("clip_grad_norm_: parameters", parameters)
     agreement = Agreement(parameters, shard_group, declared)

@@ -384,7 +384,9 @@ class GradScaler(HasCompiledCalls, CheckedSetters):
             super().update(acceptable_scale(new_scale))
         else:
             if not found_infs:
-                raise AssertionError("No inf checks were recorded prior to update.")
+                raise AssertionError(
+                    "No inf checks were recorded prior to update. Call step(optimizer) or unscale_(optimizer) of this scaler first."
+                )
             self._per_optimizer_states.clear()  # first: an interrupt must not leave half an iteration
             rule, factors = self._rule, (self._growth_factor, self._backoff_factor, self._growth_interval)
             if rule.dynamic:

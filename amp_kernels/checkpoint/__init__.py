@@ -33,6 +33,7 @@ _BACKGROUND = "amp_kernels.checkpoint"  # the name of the threads that write
 _errors: list[BaseException] = []  # of these threads, not raised yet
 #: In the order of restoring: the last two do not fail after :func:`_check`, and cannot be undone.
 _SECTIONS = ("data", "scheduler", "scaler", "optimizer", "model")
+_KINDS = {"model": torch.nn.Module, "optimizer": torch.optim.Optimizer, "scaler": torch.amp.GradScaler}
 
 
 def save(
@@ -206,6 +207,9 @@ def _given(**parts: Any) -> dict[str, Any]:
         if not hasattr(part, "state_dict") or not hasattr(part, "load_state_dict"):
             accepted = "an object with state_dict and load_state_dict"
             raise TypeError(f"checkpoint: {name} has type {type_name(part)}; accepted: {accepted}")
+        right = next((other for other, kind in _KINDS.items() if isinstance(part, kind)), name)
+        if name in _KINDS and right != name:
+            raise TypeError(f"checkpoint: {name} has type {type_name(part)}; accepted: as {right}=")
     return given
 
 

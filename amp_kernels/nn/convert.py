@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from .._checks.modules import check_module
-from .._checks.types import type_name
+from .._checks.types import check_iterable, type_name
 from .._sharding.dtensor import is_dtensor
 from . import activation, conv1d, copied_norm, experts, fused, head_loss, residual, residual_blocks, rotary, waiting
 from ._derived import base_of, derived, forward_of
@@ -287,7 +287,9 @@ def revert(model: Model) -> Model:
 def _skipped(model: torch.nn.Module, skip: Iterable[str | type]) -> tuple[list[torch.nn.Module], tuple[type, ...]]:
     """The modules named in ``skip``, and the classes in it."""
     named = []
-    skip = [skip] if isinstance(skip, (str, type)) else list(skip)
+    skip = [skip] if isinstance(skip, (str, type)) else skip
+    check_iterable("convert: skip", skip, "names of modules, classes")
+    skip = list(skip)
     for entry in skip:
         if not isinstance(entry, (str, type)):
             raise TypeError(
@@ -307,6 +309,10 @@ class _Changes:
     """Applies, counts, logs and prints changes of modules."""
 
     def __init__(self, report: bool | Callable[[str, str], None]):
+        if not (isinstance(report, bool) or callable(report)):
+            raise TypeError(
+                f"convert: report is {report!r}; accepted: True, False, a function of a module's name and its fate"
+            )
         self.report = print if report is True else report
         self.replaced, self.left = Counter(), Counter()
         self._before: list[tuple[torch.nn.Module, type[torch.nn.Module]]] = []

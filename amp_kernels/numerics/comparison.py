@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .._checks import lists
-from .._checks.types import type_name
+from .._checks.types import check_function, type_name
 from .._removed import attributes_of
 from ..amp import GradScaler
 
@@ -253,6 +253,7 @@ def parity(
     unknown = [precision for precision in precisions if precision not in PRECISIONS]
     if unknown:
         raise ValueError(f"parity: precisions has {unknown[0]!r}; accepted: {', '.join(PRECISIONS)}")
+    check_function("parity", "show", show)
     lists.check_count("parity", "seeds", seeds, 2)
     lists.check_number("parity", "factor", factor, 0.0)
     outcomes = []

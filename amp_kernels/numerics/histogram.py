@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._checks import lists
-from .._checks.types import type_name
+from .._checks.types import check_scaler, type_name
 from .._raw.exponent_histogram import BINS, INFINITY_BIN, LEAST_EXPONENT, NAN_BIN, exponent_histogram
 from .._removed import attributes_of
 from ._hooks import TensorHooks
@@ -50,6 +50,7 @@ class GradientHistogram:
     def __init__(self, model: nn.Module, scaler: torch.amp.GradScaler | None = None) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"GradientHistogram: model has type {type_name(model)}; accepted: a torch.nn.Module")
+        check_scaler("GradientHistogram", scaler)
         self._model, self._scaler = model, scaler
         self._handles: list[Any] = []
         self._hooks = TensorHooks()

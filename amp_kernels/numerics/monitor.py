@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .._checks import lists
-from .._checks.types import type_name
+from .._checks.types import check_function, check_scaler, type_name
 from .._dispatch.devices import at
 from .._raw.check_and_norm import check_and_norm
 from .._raw.exponent_histogram import INFINITY_BIN, LEAST_EXPONENT, exponent_histogram
@@ -93,6 +93,8 @@ class StepMonitor:
         refuse("numerics.StepMonitor", removed)
         if not hasattr(optimizer, "param_groups"):
             raise TypeError(f"StepMonitor: optimizer has type {type_name(optimizer)}; accepted: an optimizer")
+        check_scaler("StepMonitor", scaler)
+        check_function("StepMonitor", "show", show)
         lists.check_number("StepMonitor", "every", every, 0)
         self._optimizer, self._scaler, self._every, self._show = optimizer, scaler, every, show
         self._lines = None if jsonl is None else Path(jsonl).open("a")  # noqa: SIM115 - open until close(); a resumed run appends

@@ -15,7 +15,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .._checks import lists
-from .._checks.types import type_name
+from .._checks.types import check_scaler, type_name
 from .._raw.exponent_histogram import INFINITY_BIN, exponent_histogram
 from ..amp import GradScaler
 from ._hooks import TensorHooks
@@ -134,6 +134,7 @@ class find_nonfinite:
             raise TypeError(f"find_nonfinite: model has type {type_name(model)}; accepted: a torch.nn.Module")
         if on_detect not in ("raise", "warn"):
             raise ValueError(f"find_nonfinite: on_detect is {on_detect!r}; accepted: 'raise' and 'warn'")
+        check_scaler("find_nonfinite", scaler)
         lists.check_number("find_nonfinite", "patience", patience, 1)
         self._model, self._scaler, self._patience, self._on_detect = model, scaler, patience, on_detect
         self._every_op = _EveryOp(self) if ops else None

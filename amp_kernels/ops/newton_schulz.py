@@ -22,6 +22,7 @@ import torch
 
 from .._checks.lists import KERNEL_DTYPES
 from .._checks.operands import check_tensor
+from .._checks.types import check_iterable
 from .._dispatch import cpu_isa
 from .._raw.gemm import gemm_op
 from .._raw.syrk import op as syrk_op
@@ -118,6 +119,7 @@ def newton_schulz(
     if isinstance(x, torch.Tensor):
         _check("x", x)
         return orthogonalized(_stack(x), triples, eps, x.dtype).view(x.shape)
+    check_iterable("newton_schulz: x", x, "a tensor, a list of tensors")
     results: list[torch.Tensor] = list(x)
     groups: dict[tuple, list[int]] = {}
     for i, matrix in enumerate(results):

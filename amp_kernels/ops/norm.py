@@ -23,6 +23,7 @@ from torch import Tensor
 from .. import _functional as F
 from .._checks.lists import FLOATS, KERNEL_DTYPES
 from .._checks.operands import check_same_device, check_tensor, check_tensors
+from .._checks.types import type_name
 from .._dispatch import autocast, nodes
 from .._dispatch.batch_invariant import is_batch_invariant
 from .._dispatch.library import define, is_traced
@@ -225,6 +226,10 @@ def _call(x, residual, weight, bias, normalized_shape, eps: float, centred: bool
     name = "layer_norm" if centred else "rms_norm"
     check_tensors(name, x=x)
     check_tensors(name, optional=True, weight=weight, bias=bias, residual=residual)
+    if not isinstance(normalized_shape, (int, Sequence)):
+        raise TypeError(
+            f"{name}: normalized_shape is {normalized_shape!r}, of type {type_name(normalized_shape)}; accepted: an int or several"
+        )
     shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
     if residual is None and not is_strided(x):
         return F.layer_norm(x, shape, weight, bias, eps) if centred else F.rms_norm(x, shape, weight, eps)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._checks.lists import FLOATS, HALF_DTYPES, KERNEL_DTYPES
+from .._checks.lists import FLOATS, HALF_DTYPES, KERNEL_DTYPES, check_count
 from .._checks.operands import check_same_device, check_tensor
 from .._dispatch import autocast
 from .._raw import routing as raw
@@ -147,8 +147,7 @@ def route(chosen: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
     check_tensor("route", "chosen", chosen, INDEX_DTYPES)
     if chosen.ndim != 2:
         raise ValueError(f"route: chosen has shape {list(chosen.shape)}; accepted: [T, k], the groups of each token")
-    if num_groups < 0:
-        raise ValueError(f"route: num_groups is {num_groups}; accepted: 0 or more")
+    check_count("route", "num_groups", num_groups, 0)
     flat = chosen.reshape(-1)
     groups = torch.where((flat >= 0) & (flat < num_groups), flat, num_groups)
     if num_groups < 2**15:  # the radix sort of a GPU makes a pass over keys and order for each byte of a key

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .. import _functional as F
-from .._checks.lists import FLOATS, HALF_DTYPES
+from .._checks.lists import FLOATS, HALF_DTYPES, check_number
 from .._checks.operands import check_same_device, check_tensor
 from .._raw.syrk import check_symmetric_addend, mirrored
 from .._raw.syrk import op as syrk_op
@@ -47,6 +47,10 @@ def syrk(a: torch.Tensor, c: torch.Tensor | None = None, *, alpha: float = 1.0, 
         check_symmetric_addend("syrk", a, c)
         check_same_device("syrk", a=a, c=c)
     check_not_recorded("syrk", a=a, c=c)
+    check_number("syrk", "alpha", alpha)
+    check_number("syrk", "beta", beta)
+    if c is None and beta != 0:
+        raise ValueError(f"syrk: beta is {beta} and c is None; accepted: 0 without c")
     alpha, beta = float(alpha), float(beta)
     if a.dtype not in HALF_DTYPES:
         check_backend(a)

@@ -32,6 +32,7 @@ from ._options import (
     check_betas,
     check_group_options,
     check_unit_options,
+    checked_switch,
     misspelt,
     rounds_stochastically,
     state_dtype_of,
@@ -106,7 +107,7 @@ class GroupChecks:
         if options.independent_groups:
             for key in UNIT_KEYS:
                 group.setdefault(key, getattr(options, key))
-            group["skip_nonfinite"] = bool(group["skip_nonfinite"])
+            group["skip_nonfinite"] = checked_switch(self._name, "skip_nonfinite", group["skip_nonfinite"])
             check_unit_options(self._name, group)
 
     def release_shard_group(self, group: dict[str, Any]) -> None:
@@ -166,15 +167,21 @@ class GroupChecks:
                 )
 
     def check_numbers(self, groups: list[dict[str, Any]]) -> None:
-        """Raise for a NaN or a text that a scheduler wrote into a group: it must not reach the weights."""
+        """Raise for a NaN, or what is no number, that was written into a group: it must not reach the weights."""
         for group in groups:
             for key in (*NUMBERS, "ema_decay", "max_grad_norm"):
                 value = group.get(key)
-                for number in value if isinstance(value, (tuple, list)) else (value,):
-                    if isinstance(number, str):
-                        raise TypeError(f"{self._name}: {key} is {value!r}, of type str; accepted: a number")
-                    if isinstance(number, numbers.Real) and number != number:  # NumPy's floats are Real too
-                        raise ValueError(f"{self._name}: {key} is {value}")
+                if value is None and (key not in group or key not in NUMBERS):
+                    continue
+                if key == "betas":
+                    check_betas(self._name, value, len(value) if isinstance(value, (tuple, list)) else 2)
+                for number in value if key == "betas" else (value,):
+                    if not isinstance(number, (numbers.Real, Tensor)):  # NumPy's floats are Real too
+                        raise TypeError(
+                            f"{self._name}: {key} is {value!r}, of type {type_name(value)}; accepted: a number"
+                        )
+                    if isinstance(number, numbers.Real) and number != number:
+                        raise ValueError(f"{self._name}: {key} is {value}; accepted: a number")
 
     def common(self, option: str, groups: list[dict[str, Any]]) -> Any:
         """The value of an option in all groups, or the optimizer's own if no group has it."""

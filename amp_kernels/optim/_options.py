@@ -18,7 +18,7 @@ from .._checks import lists
 from .._checks.lists import HALF_DTYPES
 from .._checks.stack import users_line
 from .._checks.types import check_iterable, type_name
-from .._sharding.agreement import check_declared
+from .._sharding.agreement import check_declared, check_shard_group
 from .._updates.state import MAX_SEED
 
 
@@ -183,7 +183,8 @@ class OptionAttribute(Generic[Value]):
         return self if optimizer is None else getattr(optimizer._options, self._name)  # type: ignore[return-value]
 
     def __set__(self, optimizer: Any, value: Value) -> None:
-        setattr(optimizer._options, self._name, value)
+        checked = checked_options(type(optimizer).__name__, {**vars(optimizer._options), self._name: value})
+        setattr(optimizer._options, self._name, getattr(checked, self._name))
 
 
 class UnitsAttribute(OptionAttribute[bool]):
@@ -241,8 +242,8 @@ def _check_arguments(optimizer: str, arguments: Mapping[str, Any], betas: int) -
     for name, value in arguments.items():
         if isinstance(value, str) and name not in _MAY_BE_TEXTS:
             raise TypeError(f"{optimizer}: {name} is {value!r}, of type str; accepted: a number")
-        if value is None and name in ("lr", "eps", "weight_decay", "momentum"):
-            raise TypeError(f"{optimizer}: {name} is None, of type NoneType; accepted: a number")
+        if name in ("lr", "eps", "weight_decay", "momentum") and not isinstance(value, (numbers.Real, Tensor)):
+            raise TypeError(f"{optimizer}: {name} is {value!r}, of type {type_name(value)}; accepted: a number")
     if "betas" in arguments:
         check_betas(optimizer, arguments["betas"], betas)
     if arguments.get("fused") is False:
@@ -272,18 +273,26 @@ def checked_options(optimizer: str, options: MixedPrecision) -> Options:
     options = {**DEFAULTS, **options}
     for name in _ACCEPTED:
         _check_accepted(optimizer, name, options[name])
-    group = options["shard_group"]
-    if group is not None and not isinstance(group, ProcessGroup):
-        raise TypeError(
-            f"{optimizer}: shard_group is {group!r}, of type {type_name(group)}; accepted: None, a process group (get_group() of "
-            "a device mesh)"
-        )
+    check_shard_group(optimizer, options["shard_group"])
     check_unit_options(optimizer, options)
     check_state_device(optimizer, options)
     check_group_options(optimizer, options)
+    if options["spike_zscore"] is None and not options["independent_groups"]:
+        for name in SPIKE_OPTIONS:
+            if options[name] != DEFAULTS[name]:
+                raise ValueError(
+                    f"{optimizer}: {name} is {options[name]!r} and spike_zscore is None; accepted: with a spike_zscore"
+                )
     for name in ("independent_groups", "skip_nonfinite", "unscale_grads", "zero_grads"):
-        options[name] = bool(options[name])
+        options[name] = checked_switch(optimizer, name, options[name])
     return Options(**options)
+
+
+def checked_switch(optimizer: str, name: str, value: Any) -> bool:
+    """Raise for what is not true or false, such as a text; 0 and 1 are."""
+    if not isinstance(value, (bool, numbers.Integral, Tensor)) or value not in (0, 1):
+        raise TypeError(f"{optimizer}: {name} is {value!r}, of type {type_name(value)}; accepted: True, False")
+    return bool(value)
 
 
 def _check_accepted(optimizer: str, name: str, value: Any) -> None:

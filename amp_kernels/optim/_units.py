@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._checks.types import type_name
 from .._dispatch.devices import at
 from .._dispatch.walks import same_objects
 from .._raw.check_and_norm import of_table as check_and_norm_of_table
@@ -119,9 +120,14 @@ class Units:
 
         Raises:
             ValueError: there is no unit of that name.
+            TypeError: ``units`` is no list.
         """
         if units is None:
             return None
+        if not isinstance(units, Iterable):
+            raise TypeError(
+                f"{self._name}: units has type {type_name(units)}; accepted: {', '.join(map(repr, self.names))}, in a list"
+            )
         wanted = list(units) if not isinstance(units, str) else [units]
         unknown = [unit for unit in wanted if unit not in self.names]
         if unknown:

@@ -149,6 +149,8 @@ def test_a_filter_without_a_match_fails_before_anything_is_measured(monkeypatch,
     monkeypatch.setattr(Roofline, "measured", None)
     assert run.main(["--device", "cpu", "--op", "gemm", "--shape", "7 x 7", "--out", str(tmp_path / "out")]) == 2
     assert "no case matches" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="--after: no selected case is called 'nope'"):
+        run.main(["--device", "cpu", "--op", "gemm", "--after", "nope", "--list"])
     assert not (tmp_path / "out").exists()
 
 

@@ -84,7 +84,19 @@ def _on_cuda() -> None:
         ak.matmul(X, W.t())
 
 
+def _step_after(**changes: object) -> None:
+    optimizer = ak.optim.AdamW(MODEL.parameters())
+    optimizer.param_groups[0].update(changes)
+    optimizer.step()
+
+
+def _units() -> ak.optim.AdamW:
+    groups = [{"params": [param], "unit": str(i)} for i, param in enumerate(MODEL.parameters())]
+    return ak.optim.AdamW(groups, independent_groups=True)
+
+
 MODEL, SCALER = _model(), ak.GradScaler("cpu")
+ADAMW = ak.optim.AdamW(MODEL.parameters())
 SCALER.scale(torch.ones(()))
 MISTAKES = [
     (lambda: ak.optim.AdamW(MODEL, lr=1e-3), TypeError, "AdamW: params is a module; accepted: model.parameters()"),
@@ -213,6 +225,53 @@ MISTAKES = [
     ),
     (lambda: ak.fp32_state_dict(None, None), TypeError, "fp32_state_dict: model has type NoneType; accepted: a torch.nn"),
     (_on_cuda, ak.BackendUnavailable, "the tensors are on cpu. Available here: "),
+    *((partial(ak.optim.AdamW, MODEL.parameters(), **options), error, f"AdamW: {text}") for options, error, text in (
+        ({"lr": np.ones(2)}, TypeError, "lr is array([1., 1.]), of type numpy.ndarray; accepted: a number"),
+        ({"weight_decay": [0.1]}, TypeError, "weight_decay is [0.1], of type list; accepted: a number"),
+        ({"max_grad_norm": torch.ones(2)}, TypeError, "max_grad_norm is tensor([1., 1.]), of type torch.Tensor; accepted"),
+        ({"skip_nonfinite": "no"}, TypeError, "skip_nonfinite is 'no', of type str; accepted: True, False"),
+        ({"spike_action": "skip"}, ValueError, "spike_action is 'skip' and spike_zscore is None; accepted: with"),
+    )),
+    *((partial(_step_after, **changes), error, f"AdamW: {text}") for changes, error, text in (
+        ({"lr": None}, TypeError, "lr is None, of type NoneType; accepted: a number"),
+        ({"eps": [1e-8]}, TypeError, "eps is [1e-08], of type list; accepted: a number"),
+        ({"betas": 0.9}, ValueError, "betas is 0.9; accepted: 2 numbers"),
+        ({"weight_decay": float("nan")}, ValueError, "weight_decay is nan; accepted: a number"),
+    )),
+    *((partial(setattr, ADAMW, name, value), ValueError, f"AdamW: {name} is {value!r}; accepted: ") for name, value in (
+        ("max_grad_norm", float("nan")), ("ema_decay", 3.0), ("master_weights", "fp16"),
+    )),
+    (lambda: _units().step(units=0), TypeError, "AdamW: units has type int; accepted: '0', '1', in a list"),
+    *((partial(ak.GradScaler, "cpu", **options), ValueError, f"GradScaler: init_scale is {text}") for options, text in (
+        ({"init_scale": float("inf")}, "inf; accepted: a number above 0 to 3.4"),
+        ({"init_scale": 4.0, "max_scale": 2.0}, "4.0; accepted: a number above 0 to 2.0"),
+    )),
+    (SCALER.update, AssertionError, "Call step(optimizer) or unscale_(optimizer) of this scaler first"),
+    (lambda: SCALER.load_state_dict(SCALER.state_dict() | {"_growth_tracker": "x"}), TypeError, "_growth_tracker is 'x', of"),
+    *((call, TypeError, f"{name}: shard_group is 'world', of type str; accepted: None, a process group") for call, name in (
+        (lambda: ak.GradScaler("cpu", shard_group="world"), "GradScaler"),
+        (lambda: ak.get_total_norm([X], shard_group="world"), "get_total_norm"),
+        (lambda: ak.clip_grad_norm_(MODEL.parameters(), 1.0, shard_group="world"), "clip_grad_norm_"),
+    )),
+    (lambda: ak.route(IDS[None], "3"), TypeError, "route: num_groups is '3', of type str; accepted: a whole number from 0"),
+    (lambda: ak.syrk(X, alpha="1"), TypeError, "syrk: alpha is '1', of type str; accepted: a number"),
+    (lambda: ak.syrk(X, beta=1.0), ValueError, "syrk: beta is 1.0 and c is None; accepted: 0 without c"),
+    (lambda: ak.newton_schulz(None), TypeError, "newton_schulz: x has type NoneType; accepted: a tensor, a list"),
+    (lambda: ak.layer_norm(X, None), TypeError, "layer_norm: normalized_shape is None, of type NoneType; accepted: an int"),
+    (lambda: ak.rms_norm(X, 8.0), TypeError, "rms_norm: normalized_shape is 8.0, of type float; accepted: an int"),
+    (lambda: ak.convert(MODEL, skip=3), TypeError, "convert: skip has type int; accepted: names of modules, classes"),
+    (lambda: ak.convert(MODEL, report="x"), TypeError, "convert: report is 'x'; accepted: True, False, a function"),
+    (lambda: ak.backend("gpu"), ValueError, "backend: name is 'gpu'; accepted: cpu, cuda"),
+    *((partial(ak.checkpoint.save, "x.pt", **{name: part}), TypeError, f"checkpoint: {name} has type {text}") for name, part, text in (
+        ("model", ADAMW, "amp_kernels.optim.adamw.AdamW; accepted: as optimizer="),
+        ("optimizer", MODEL, "torch.nn.modules.linear.Linear; accepted: as model="),
+        ("scaler", ADAMW, "amp_kernels.optim.adamw.AdamW; accepted: as optimizer="),
+    )),
+    *((partial(make, *first, 3), TypeError, f"{make.__name__}: scaler has type int; accepted: None, a gradient") for make, *first in (
+        (ak.numerics.StepMonitor, ADAMW), (ak.numerics.GradientHistogram, MODEL), (ak.numerics.find_nonfinite, MODEL),
+    )),
+    (lambda: ak.numerics.StepMonitor(ADAMW, show="x"), TypeError, "StepMonitor: show has type str; accepted: None, a function"),
+    (lambda: ak.numerics.parity(len, show=3), TypeError, "parity: show has type int; accepted: None, a function"),
 ]  # fmt: skip
 
 
