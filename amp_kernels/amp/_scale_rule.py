@@ -33,8 +33,7 @@ class ScaleRule:
     def check_torchs(self, init_scale: float, backoff_factor: float, growth_interval: int) -> None:
         """Check the numbers of torch's scaler, which lets NaN and a scale out of range pass."""
         least = max(self.min_scale, math.ulp(0.0))  # below it, overflows would raise the scale
-        most = min(self.max_scale, torch.finfo(torch.float32).max)
-        lists.check_number("GradScaler", "init_scale", init_scale, least, most)
+        lists.check_number("GradScaler", "init_scale", init_scale, least, torch.finfo(torch.float32).max)
         lists.check_number("GradScaler", "backoff_factor", backoff_factor, math.ulp(0.0))
         lists.check_count("GradScaler", "growth_interval", growth_interval, 0)
 

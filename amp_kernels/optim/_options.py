@@ -270,6 +270,11 @@ def checked_options(optimizer: str, options: MixedPrecision) -> Options:
             f"{optimizer} got an unexpected keyword argument {min(unknown)!r}; the options of every optimizer here are "
             f"{', '.join(DEFAULTS)}"
         )
+    alone = [name for name in SPIKE_OPTIONS if name in options]
+    if alone and "spike_zscore" not in options and not options.get("independent_groups"):
+        raise ValueError(
+            f"{optimizer}: {alone[0]} is {options[alone[0]]!r}, and there is no spike_zscore; accepted: with one"
+        )
     options = {**DEFAULTS, **options}
     for name in _ACCEPTED:
         _check_accepted(optimizer, name, options[name])
@@ -277,12 +282,6 @@ def checked_options(optimizer: str, options: MixedPrecision) -> Options:
     check_unit_options(optimizer, options)
     check_state_device(optimizer, options)
     check_group_options(optimizer, options)
-    if options["spike_zscore"] is None and not options["independent_groups"]:
-        for name in SPIKE_OPTIONS:
-            if options[name] != DEFAULTS[name]:
-                raise ValueError(
-                    f"{optimizer}: {name} is {options[name]!r} and spike_zscore is None; accepted: with a spike_zscore"
-                )
     for name in ("independent_groups", "skip_nonfinite", "unscale_grads", "zero_grads"):
         options[name] = checked_switch(optimizer, name, options[name])
     return Options(**options)

@@ -25,14 +25,15 @@ _values_of = operator.itemgetter(*UNIT_KEYS)
 
 
 class GroupResults(NamedTuple):
-    """The last step of an optimizer with ``independent_groups=True``, unit by unit; with ``spike_zscore`` alone of one unit, 0. The
-    tensors are on the device of the parameters.
+    """The last step of an optimizer with ``independent_groups=True``, unit by unit. With ``spike_zscore`` alone there is one unit, 0.
+    The tensors are on the device of the parameters.
 
     Attributes:
         units: the names, in the order of the other entries: ``unit`` of the groups, or a group's index.
         norms: float32 ``[n]``, before clipping; 0 for a unit that was not stepped.
         skipped: bool ``[n]``.
-        steps, skips: int64 ``[n]``, since the optimizer was made: steps taken, and steps asked for and not taken.
+        steps: int64 ``[n]``, the steps taken since the optimizer was made.
+        skips: int64 ``[n]``, those asked for and not taken.
 
     Examples:
         >>> adapters = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
