@@ -173,12 +173,12 @@ class GroupChecks:
                 value = group.get(key)
                 if value is None and (key not in group or key not in NUMBERS):
                     continue
-                if key == "betas":
-                    check_betas(self._name, value, len(value) if isinstance(value, (tuple, list)) else 2)
+                if key == "betas" and not isinstance(value, (tuple, list)):
+                    check_betas(self._name, value, 2)
                 for number in value if key == "betas" else (value,):
                     if not isinstance(number, (numbers.Real, Tensor)):  # NumPy's floats are Real too
                         raise TypeError(
-                            f"{self._name}: {key} is {value!r}, of type {type_name(value)}; accepted: a number"
+                            f"{self._name}: {key} is {value!r}, of type {type_name(number)}; accepted: a number"
                         )
                     if isinstance(number, numbers.Real) and number != number:
                         raise ValueError(f"{self._name}: {key} is {value}; accepted: a number")
