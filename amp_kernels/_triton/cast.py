@@ -98,4 +98,5 @@ def cast_(
                     TENSORS=table.capacity,
                     BLOCK=BLOCK,
                     num_warps=4,
+                    maxnreg=80,  # allocated in eights: six programs of 128 threads; Triton 3.8 would take up to 95
                 )

@@ -61,7 +61,8 @@ def cases():
                 lambda to=to, of=of, seed=seed: cast.cast_(*lists(to, of), seed=seed),
                 rules,
             )
-        rules = Rules(exactly=OF_A_LIST, programs=exponent_histogram.PROGRAMS_PER_SM, never="nothing")
+        # Triton 3.8 spills a value in the loop over runs, outside of those over elements.
+        rules = Rules(exactly=OF_A_LIST, programs=exponent_histogram.PROGRAMS_PER_SM, never="nothing", stack=8)
         yield "histogram", arch, lambda: exponent_histogram.exponent_histogram(lists(BF16)[0]), rules
         for columns in (768, 4096, 8192, 131_072):
             # A scalar argument that became float64: Liger-Kernel#1358.
@@ -163,5 +164,5 @@ def test_machine_code(arch: int, launch: Callable[[], None], rules: Rules):
         used = aot.usage(kernel)
         assert used.stack <= rules.stack, used
         assert used.registers <= rules.registers, used
-        assert used.registers * 128 * rules.programs <= 65_536, used
+        assert -(-used.registers // 8) * 8 * 128 * rules.programs <= 65_536, used  # allocated in eights
         assert used.shared <= rules.shared, used
