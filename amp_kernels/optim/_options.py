@@ -288,8 +288,8 @@ def checked_options(optimizer: str, options: MixedPrecision) -> Options:
 
 
 def checked_switch(optimizer: str, name: str, value: Any) -> bool:
-    """Raise for what is not true or false, such as a text; 0 and 1 are."""
-    if not isinstance(value, (bool, numbers.Integral, Tensor)) or value not in (0, 1):
+    """Raise for what is not true or false, such as a text; ``None``, 0 and 1 are."""
+    if not isinstance(value, (type(None), numbers.Integral, Tensor)) or value not in (None, 0, 1):
         raise TypeError(f"{optimizer}: {name} is {value!r}, of type {type_name(value)}; accepted: True, False")
     return bool(value)
 
