@@ -152,10 +152,9 @@ void update_tile(const Param& p, const SharedByParam<Rule>& shared, float inv_sc
   int64_t done = 0;
 #if AK_HAS_PLAIN8
   if constexpr (!kHasStage<Rule> && (kOptional || Rule::kRequiredMoments > 0)) {
-    if (p.in_8_bits() && n >= plain8::kGroup && vector_bits() == 512) {
-      done = n / plain8::kGroup * plain8::kGroup;
-      plain8::update<Rule, kOptional>(p, at, done, weights, grads, numbers, shared.scalars, inv_scale, shared.clip,
-                                      general);
+    if (p.in_8_bits() && vector_bits() > 128) {
+      done = plain8::update<Rule, kOptional>(p, at, n, weights, grads, numbers, shared.scalars, inv_scale, shared.clip,
+                                             general);
     }
   }
 #endif

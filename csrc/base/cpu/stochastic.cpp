@@ -80,6 +80,53 @@ __attribute__((target("avx512f"))) void random_avx512(uint16_t* random, int64_t 
     }
   }
 }
+// Four calls in a vector, in the same way: eight instructions a round. Two vectors are all that 16 registers hold.
+__attribute__((target("avx2"))) void random_avx2(uint16_t* random, int64_t calls, const RandomKey& key,
+                                                 uint64_t first) {
+  constexpr int kVectors = 2;
+  static_assert(kTile % (32 * kVectors) == 0);
+  PhiloxKeys keys(key.seed);
+  asm("" : "+m"(keys));
+  const RandomPlace& place = key.place;
+  const __m128i to_rows = _mm_cvtsi32_si128(static_cast<int>(32 + place.shift));
+  const auto all = [](uint64_t x)
+                       __attribute__((target("avx2"))) { return _mm256_set1_epi64x(static_cast<int64_t>(x)); };
+  const __m256i factor0 = _mm256_set1_epi64x(0xD2511F53u), factor1 = _mm256_set1_epi64x(0xCD9E8D57u);
+  const __m256i order = _mm256_setr_epi64x(0, 2, 1, 3);
+  for (int64_t q = 0; q < calls; q += 4 * kVectors) {
+    __m256i c[kVectors][4];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      const __m256i call = _mm256_add_epi64(all(first + static_cast<uint64_t>(q + 4 * v)), order);
+      const __m256i row = _mm256_srl_epi64(_mm256_mul_epu32(call, all(place.reciprocal)), to_rows);
+      c[v][0] = _mm256_add_epi64(_mm256_add_epi64(call, all(place.first)), _mm256_mul_epu32(row, all(place.gap)));
+      c[v][1] = _mm256_srli_epi64(c[v][0], 32);
+      c[v][2] = all(place.index);
+      c[v][3] = all(key.step);
+    }
+#pragma GCC unroll 10
+    for (int round = 0; round < 10; ++round) {
+      const __m256i key0 = _mm256_set1_epi32(static_cast<int>(keys.word[2 * round])),
+                    key1 = _mm256_set1_epi32(static_cast<int>(keys.word[2 * round + 1]));
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        const __m256i product0 = _mm256_mul_epu32(c[v][0], factor0), product1 = _mm256_mul_epu32(c[v][2], factor1);
+        c[v][0] = _mm256_xor_si256(_mm256_srli_epi64(product1, 32), _mm256_xor_si256(c[v][1], key0));
+        c[v][2] = _mm256_xor_si256(_mm256_srli_epi64(product0, 32), _mm256_xor_si256(c[v][3], key1));
+        c[v][1] = product1;
+        c[v][3] = product0;
+      }
+    }
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      const __m256i low = _mm256_blend_epi32(c[v][0], _mm256_slli_epi64(c[v][1], 32), 0xaa),
+                    high = _mm256_blend_epi32(c[v][2], _mm256_slli_epi64(c[v][3], 32), 0xaa);
+      const auto to = reinterpret_cast<__m256i*>(random + 8 * (q + 4 * v));
+      _mm256_storeu_si256(to, _mm256_unpacklo_epi64(low, high));
+      _mm256_storeu_si256(to + 1, _mm256_unpackhi_epi64(low, high));
+    }
+  }
+}
 #endif
 
 // The numbers of another value: the words of each call change places.
@@ -101,6 +148,7 @@ void draw(uint16_t* random, int64_t at, int64_t n, const RandomKey& key) {
   const uint64_t first = static_cast<uint64_t>(at) / 8;
 #if AK_X86
   if (vector_bits() == 512) return random_avx512(random, (n + 7) / 8, key, first);
+  if (vector_bits() == 256) return random_avx2(random, (n + 7) / 8, key, first);
 #endif
   random_span(random, (n + 7) / 8, key, first);
 }
