@@ -25,7 +25,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from .._checks import lists
 from .._checks.operands import check_no_internal_overlap
-from . import flops, load, memory, policy, walks
+from . import flops, load, memory, nodes, policy, walks
 
 NAMESPACE = "amp_kernels"
 EMULATED = f"{NAMESPACE}_emulated"
@@ -295,6 +295,22 @@ class KernelOp:
 
     def in_cpp(self, args: tuple) -> Callable:
         return self._overloads[policy.requested_backend() == "emulate"]._op
+
+    def bound_in_cpp(self, args: tuple, changing: list[float]) -> Callable[[], None]:
+        """This call, whose arguments are converted once, but for ``changing``, one of them. Needs the module ``_nodes``."""
+        module, schema = nodes.step_walk(), self._overloads[policy.requested_backend() == "emulate"]._schema
+        position = next(i for i, value in enumerate(args) if value is changing)
+        call = functools.partial(
+            module.call_bound, module.bind_call(schema.name, schema.overload_name, args, position), changing
+        )
+
+        def translated() -> None:
+            try:
+                call()
+            except RuntimeError as error:
+                raise memory.translated(schema.name, error) from None
+
+        return translated
 
 
 def call_together(calls: Sequence[tuple[Op | KernelOp, tuple]]) -> None:

@@ -185,7 +185,7 @@ class GradScaler(HasCompiledCalls, CheckedSetters):
         scaled = super().scale(outputs)
         if self._enabled:
             watch_backward(scaled, self._per_optimizer_states)
-            watch_scaled(scaled)
+            watch_scaled(scaled, self._scale)
         return scaled
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:

@@ -147,6 +147,8 @@ class FusedOptimizer(HasUnits, HasCompiledCalls, Optimizer):
             self._checks.check_params(group)
             if self._plan.units is not None:
                 self._plan.units.read(self.param_groups)
+            if self._plan.host is not None:
+                self._plan.host.prepare(group["params"])
             self._options.seed = seed
             group["fused"] = True
         except BaseException:

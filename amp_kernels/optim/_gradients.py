@@ -105,17 +105,35 @@ class StepAnswer:
     agreement: Agreement | None = None  # the ranks that took the same decision
 
 
+#: Of one gradient: sum of squares and flag, with the scale that it was unscaled by and that scale's version.
+Measured = tuple[Tensor, Tensor, Tensor | None, int]
+
+
+def measure_one(grad: Tensor, scale: Tensor | None) -> Measured:
+    """Measure a gradient before it leaves its device."""
+    return *check_and_norm([grad], at(scale, grad.device)), scale, 0 if scale is None else scale._version
+
+
 def measure(
-    request: StepRequest, launches: list[Launch], agreement: Agreement, params: list[Tensor], norm: bool
+    request: StepRequest,
+    launches: list[Launch],
+    agreement: Agreement,
+    params: list[Tensor],
+    norm: bool,
+    measured: dict[int, Measured],
 ) -> StepAnswer:
     """Read the gradients once if a check or the ``norm`` is wanted, and sum once over the ranks that share them. ``params`` are
-    all of the optimizer's."""
+    all of the optimizer's. ``measured``: what is known of gradients, by the parameter's id; of those with another scale nothing is."""
+    scale = request.grad_scale
+    measured = {
+        key: found for key, found in measured.items() if found[2] is scale and (scale is None or found[3] == scale._version)
+    }
     answer = StepAnswer(agreement=agreement)
     if not (request.check or norm):
         return answer
     sum_sq, flags = None, {}
     for device, of_device in by_device(launches).items():
-        found, flags[device] = _check(request, device, of_device, answer)
+        found, flags[device] = _check(request, device, of_device, answer, measured)
         sum_sq = found if sum_sq is None else sum_sq + at(found, sum_sq.device)
     if agreement:  # a rank without gradients takes part
         device = next(iter(flags)) if flags else home_device(agreement, params)
@@ -146,7 +164,11 @@ def by_device(launches: list[Launch]) -> dict[torch.device, list[Launch]]:
 
 
 def _check(
-    request: StepRequest, device: torch.device, launches: list[Launch], answer: StepAnswer
+    request: StepRequest,
+    device: torch.device,
+    launches: list[Launch],
+    answer: StepAnswer,
+    measured: dict[int, Measured],
 ) -> tuple[Tensor, Tensor]:
     """The sum of squares that counts on this rank, and the flag, of one device's gradients."""
     nothing = launches[0].batch.nothing
@@ -162,15 +184,30 @@ def _check(
                 rows.append(table.tensor[part])
         if not params:
             continue
-        if rows:
+        if measured:
+            own = [measured.get(id(param)) or check_and_norm([g], scale) for param, g in zip(params, grads, strict=True)]
+            sum_sq, flag = (_gathered([found[i] for found in own], device) for i in range(2))
+        elif rows:
             rows = rows[0] if len(rows) == 1 else torch.cat(rows)
             sum_sq, flag = check_and_norm_of_table(nothing, rows, scale, per_tensor)
         else:
             sum_sq, flag = check_and_norm(grads, scale, per_tensor=per_tensor)
         if per_tensor:
             answer.nonfinite.append((params, flag))
+        if per_tensor or measured:
             sum_sq, flag = sum_sq.sum(dtype=torch.float64).float(), flag.amax()
         # NaN if a gradient that counts on another rank is not finite here.
         sums.append(sum_sq if counts else sum_sq * 0.0)
         flags.append(flag)
     return sums[0] if len(sums) == 1 else sums[0] + sums[1], largest_flag(flags, device)
+
+
+def _gathered(values: list[Tensor], device: torch.device) -> Tensor:
+    """Scalars of several devices in a vector on one, with one copy from each."""
+    places: dict[torch.device, list[int]] = {}
+    for i, value in enumerate(values):
+        places.setdefault(value.device, []).append(i)
+    gathered = torch.empty(len(values), device=device)
+    for own in places.values():
+        gathered[own] = torch.stack([values[i] for i in own]).to(device)
+    return gathered

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from .._sharding.agreement import LatestAgreement, declared_in
-from .._sharding.local import is_dtensor, like
+from .._sharding.local import is_dtensor, like, local
 from .._updates.arguments import UpdateArguments
 from .._updates.op import take_together
 from ..ops._shadows import refresh_shadow
 from ._algorithm import Algorithm, Update
+from ._gradients import Measured, measure_one
 from ._launches import DeviceBatch, Launch
 from ._options import Options
 from ._state import Place
@@ -154,6 +155,7 @@ class HostUpdates:
         self._done: list[Place] = []
         self._groups: list[dict[str, Any]] = []
         self.kept: dict[int, Tensor] = {}  # gradients that wait in host memory for the step, by the parameter's id
+        self.measured: dict[int, Measured] = {}  # what is known of them
         self._waits: list[Callable[[], None]] = []  # for these
         self._spare: dict[int, Tensor] = {}  # their memory
         self.forget()
@@ -162,10 +164,16 @@ class HostUpdates:
         """Drop what is cached."""
         self._plans: dict[tuple[int, ...], _Plan] = {}
 
+    def prepare(self, params: Iterable[Tensor]) -> None:
+        """Pin the memory of the slots, which would stall a step."""
+        for device in dict.fromkeys(local(param).device for param in params if param.requires_grad):
+            self._line(device)
+
     # ---- gradients that wait for a decision ----
 
-    def keep(self, param: Tensor, grad: Tensor) -> None:
-        """Begin to copy a gradient into host memory, where it stays until :meth:`drop`."""
+    def keep(self, param: Tensor, grad: Tensor, scale: Tensor | None) -> None:
+        """Measure a gradient, which carries a ``scale``, and begin to copy it into host memory, where it stays until :meth:`drop`."""
+        self.measured[id(param)] = measure_one(grad, scale)
         spare = self._spare.get(id(param))
         if spare is None or (spare.shape, spare.stride(), spare.dtype) != (grad.shape, grad.stride(), grad.dtype):
             spare = torch.empty_like(grad, device="cpu", pin_memory=grad.is_cuda)
@@ -180,7 +188,7 @@ class HostUpdates:
     def drop(self) -> None:
         """Forget the kept gradients. Their memory stays for the next ones."""
         self.wait_for_kept()
-        self.kept = {}
+        self.kept, self.measured = {}, {}
 
     # ---- updates ----
 

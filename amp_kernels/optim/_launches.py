@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from .._dispatch import nodes, walks
-from .._dispatch.library import run
 from .._raw._block8 import BLOCK
 from .._sharding.agreement import LatestAgreement, shard_number
 from .._sharding.local import is_dtensor, local
@@ -332,7 +331,7 @@ class LoneStep:
     versions: array  # of the place, which another batch may have taken over since
     agreement: LatestAgreement = field(default_factory=LatestAgreement)
     _launch: Launch | None = None
-    _update: Callable[[], None] | None = None  # the op and its arguments, of which the table has the gradient
+    _update: Callable[[], None] | None = None  # the op with its arguments; the table has the gradient
 
     def belongs_to(self, place: Place | None) -> bool:
         return place is self.place and place.versions is self.versions
@@ -341,7 +340,7 @@ class LoneStep:
         """Keep the step that these arguments take, for :meth:`take`."""
         self._launch = Launch(self.batch, [], TensorTable(self.batch, grads))
         op, values = self.batch.op.bound(arguments, self._launch.table.tensor)
-        self._update = functools.partial(op.in_cpp(values), *values)
+        self._update = op.bound_in_cpp(values, arguments.options)
 
     def take(self) -> bool:
         """Repeat the cached step with the gradient and the learning rate of now; ``False``, having done nothing, if anything else of
@@ -351,6 +350,6 @@ class LoneStep:
         if self.batch.shadows.pairs:
             self.batch.shadows.renew()
         self.batch.written.adopt()
-        run(self._update)
+        self._update()
         self._launch.note_written()
         return True

@@ -87,7 +87,8 @@ class StepPlan(Collector):
         if units is not None:
             answer, factors = units.judge(request, launches, self._agreement, self._params, groups)
         else:
-            answer = measure(request, launches, self._agreement, self._params, norm=needs_norm)
+            measured = {} if self.host is None else self.host.measured
+            answer = measure(request, launches, self._agreement, self._params, needs_norm, measured)
         if not is_norm_known:
             answer.sum_sq = None
         if self.host is not None:
@@ -233,12 +234,13 @@ class StepPlan(Collector):
                 self.host.add(member[0], active.places[0], active.grads[0])
         return member is not None
 
-    def keep_alone(self, param: Tensor) -> bool:
-        """Take the gradient of ``param`` to host memory for the next step; ``False``: it is not in the groups."""
+    def keep_alone(self, param: Tensor, scale: Tensor | None) -> bool:
+        """Take the gradient of ``param``, which carries a ``scale``, to host memory for the next step; ``False``: it is not in the
+        groups."""
         if id(param) not in self._member_of:
             return False
         with torch.no_grad():
-            self.host.keep(param, self._gradients.read(param, param.grad, local(param)))
+            self.host.keep(param, self._gradients.read(param, param.grad, local(param)), scale)
         return True
 
     def _plan_alone(self, member: Member, groups: Groups, state: dict) -> None:

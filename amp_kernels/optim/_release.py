@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -99,6 +100,7 @@ class ReleasedGradients:
         self._scaled_kept = False  # whether kept gradients carry a scale
         self._holds = 0
         self._task = self._scaled = -1  # numbers of backwards: the last one, and the last one of a scaled loss
+        self._scale: Tensor | None = None  # of that loss
         self._unfinished: list[weakref.ref[_Backward]] = []
         self._lock = threading.Lock()  # backward has a thread for each device
         params = [param for param in optimizer._params() if param.requires_grad]
@@ -145,9 +147,8 @@ class ReleasedGradients:
         if optimizer is None or param.grad is None:
             return
         with self._lock:
-            plan = optimizer._plan
-            kept = {} if plan.host is None else plan.host.kept
-            if id(param) in self._updated or id(param) in kept:
+            plan, key = optimizer._plan, id(param)
+            if key in self._updated or (plan.host is not None and key in plan.host.kept):
                 self._refuse_after_failure(optimizer)
                 raise _second_gradient(optimizer, param)
             if self._holds:
@@ -155,18 +156,17 @@ class ReleasedGradients:
             task = torch._C._current_graph_task_id()
             if task != self._task or task < 0:
                 self._begin(optimizer, task)
-            if self._waits(optimizer, task):
-                if plan.keep_alone(param):
-                    self._scaled_kept |= task == self._scaled >= 0
+            if plan.host is not None and self._waits(optimizer, task):
+                is_scaled = task == self._scaled >= 0
+                if plan.keep_alone(param, self._scale if is_scaled else None):
+                    self._scaled_kept |= is_scaled
                     param.grad = None
             elif plan.step_alone(param, optimizer.param_groups, optimizer.state):
-                self._updated.add(id(param))
+                self._updated.add(key)
                 param.grad = None
 
     def _waits(self, optimizer: FusedOptimizer, task: int) -> bool:
         """True if one decision for all gradients comes before the first update."""
-        if optimizer._plan.host is None:
-            return False
         return optimizer.max_grad_norm is not None or bool(optimizer.skip_nonfinite) or task == self._scaled >= 0
 
     def _begin(self, optimizer: FusedOptimizer, task: int) -> None:
@@ -247,16 +247,16 @@ class _Backward:
         self._unfinished.remove(self._own)
 
 
-def watch_scaled(losses: Any) -> None:
-    """Have the backward of scaled losses, a tensor or tensors in lists, tell the handles so."""
+def watch_scaled(losses: Any, scale: Tensor | None) -> None:
+    """Have the backward of losses with a ``scale``, a tensor or tensors in lists, tell the handles so."""
     for loss in pytree.tree_leaves(losses) if _handles else ():
         if isinstance(loss, Tensor) and loss.requires_grad:
-            loss.register_hook(_note_scaled)
+            loss.register_hook(partial(_note_scaled, scale))
 
 
-def _note_scaled(_: Tensor) -> None:
+def _note_scaled(scale: Tensor | None, _: Tensor) -> None:
     for handle in list(_handles):
-        handle._scaled = torch._C._current_graph_task_id()
+        handle._scaled, handle._scale = torch._C._current_graph_task_id(), scale
 
 
 def _refuse(optimizer: FusedOptimizer) -> None:

@@ -7,8 +7,11 @@
 // the one before: so a block of parameters is walked in stages, for the misses of one stage to overlap.
 #include "autograd/functions.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/object_ptr.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -106,6 +109,41 @@ bool with_words(PyObject* object, int flags, Use use) {
   return true;
 }
 
+// A call of an op whose arguments are converted once, but for a list of numbers. Owns tensors, from which no Python
+// object can be reached.
+struct BoundCall {
+  c10::OperatorHandle op;
+  std::vector<c10::IValue> arguments;
+  size_t changing;
+};
+constexpr char kCall[] = "amp_kernels.call";
+
+c10::IValue value_of(PyObject* x, const c10::Type& type);
+
+template <typename T>
+c10::IValue list_of(PyObject* list, const c10::TypePtr& type) {
+  c10::List<T> values;
+  const THPObjectPtr items(PySequence_Fast(list, "bind_call: an argument is no list"));
+  if (!items) throw python_error();
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items.get()); i++)
+    values.push_back(value_of(PySequence_Fast_GET_ITEM(items.get(), i), *type).to<T>());
+  return values;
+}
+
+c10::IValue value_of(PyObject* x, const c10::Type& type) {
+  if (x == Py_None) return {};
+  if (THPVariable_Check(x)) return THPVariable_Unpack(x);
+  if (type.kind() == c10::TypeKind::BoolType) return x == Py_True;
+  if (type.kind() == c10::TypeKind::IntType) return static_cast<int64_t>(PyLong_AsLongLong(x));
+  if (type.kind() == c10::TypeKind::FloatType) return PyFloat_AsDouble(x);
+  const c10::TypePtr element = type.expectRef<c10::ListType>().getElementType();
+  if (element->kind() == c10::TypeKind::TensorType) return list_of<Tensor>(x, element);
+  if (element->kind() == c10::TypeKind::IntType) return list_of<int64_t>(x, element);
+  return list_of<double>(x, element);
+}
+
+void drop_call(PyObject* capsule) { delete static_cast<BoundCall*>(PyCapsule_GetPointer(capsule, kCall)); }
+
 void forget(PyObject* capsule) { delete static_cast<Known*>(PyCapsule_GetPointer(capsule, kCapsule)); }
 
 }  // namespace
@@ -142,6 +180,39 @@ PyObject* refresh_addresses(PyObject*, PyObject* const* args, Py_ssize_t count) 
   else
     with_words(args[3], PyBUF_WRITABLE, refresh);
   return PyErr_Occurred() ? nullptr : PyBool_FromLong(same);
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* bind_call(PyObject*, PyObject* const* args, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  auto call = std::make_unique<BoundCall>(
+      BoundCall{c10::Dispatcher::singleton().findSchemaOrThrow(PyUnicode_AsUTF8(args[0]), PyUnicode_AsUTF8(args[1])),
+                {},
+                PyLong_AsSize_t(args[3])});
+  const auto& arguments = call->op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); i++)
+    call->arguments.push_back(
+        value_of(PyTuple_GetItem(args[2], static_cast<Py_ssize_t>(i)), *arguments[i].real_type()));
+  if (PyErr_Occurred()) return nullptr;
+  return PyCapsule_New(call.release(), kCall, drop_call);
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* call_bound(PyObject*, PyObject* const* args, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  const auto* call = static_cast<const BoundCall*>(PyCapsule_GetPointer(args[0], kCall));
+  if (call == nullptr) return nullptr;
+  std::vector<c10::IValue> stack;
+  for (const c10::IValue& value : call->arguments)  // the call takes lists apart
+    stack.push_back(value.isList() ? c10::IValue(value.toList().copy()) : value);
+  stack[call->changing] = list_of<double>(args[1], c10::FloatType::get());
+  if (PyErr_Occurred()) return nullptr;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const std::unique_ptr<PyThreadState, void (*)(PyThreadState*)> unlocked(PyEval_SaveThread(), PyEval_RestoreThread);
+    call->op.callBoxed(&stack);
+  }
+  Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 

@@ -43,6 +43,8 @@ PyMethodDef methods[] = {
     fast("cast_lists", cast_lists),
     fast("remember_tensors", remember_tensors),
     fast("refresh_addresses", refresh_addresses),
+    fast("bind_call", bind_call),
+    fast("call_bound", call_bound),
     fast("same_objects", same_objects),
     fast("same_versions", same_versions),
     fast("note_versions", note_versions),
