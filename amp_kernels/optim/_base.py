@@ -194,7 +194,7 @@ class FusedOptimizer(HasUnits, HasCompiledCalls, Optimizer):
             ValueError: a hyper-parameter is NaN, there is no such unit, or groups of a unit differ in its options. Nothing has been
                 changed when any of these is raised.
         """
-        loss, released, asked = None, self._released, self._asked(units)
+        loss, released, asked = None, self._released, None if units is None else self._asked(units)
         if closure is not None:
             if released is not None:
                 raise RuntimeError(
@@ -206,7 +206,9 @@ class FusedOptimizer(HasUnits, HasCompiledCalls, Optimizer):
                     loss = closure()
             finally:
                 self._in_closure = False
-        request = (self._request or self._default_request())._replace(units=asked)
+        request = self._request or self._default_request()
+        if asked is not None:
+            request = request._replace(units=asked)
         if released is None or released.check_step(request):
             answer = self._plan.step(self.param_groups, self.state, request)
             if self._answer is not None:

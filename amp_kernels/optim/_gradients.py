@@ -124,13 +124,15 @@ def measure(
 ) -> StepAnswer:
     """Read the gradients once if a check or the ``norm`` is wanted, and sum once over the ranks that share them. ``params`` are
     all of the optimizer's. ``measured``: what is known of gradients, by the parameter's id; of those with another scale nothing is."""
-    scale = request.grad_scale
-    measured = {
-        key: found for key, found in measured.items() if found[2] is scale and (scale is None or found[3] == scale._version)
-    }
     answer = StepAnswer(agreement=agreement)
     if not (request.check or norm):
         return answer
+    scale = request.grad_scale
+    measured = {
+        key: found
+        for key, found in measured.items()
+        if found[2] is scale and (scale is None or found[3] == scale._version)
+    }
     sum_sq, flags = None, {}
     for device, of_device in by_device(launches).items():
         found, flags[device] = _check(request, device, of_device, answer, measured)
@@ -185,7 +187,9 @@ def _check(
         if not params:
             continue
         if measured:
-            own = [measured.get(id(param)) or check_and_norm([g], scale) for param, g in zip(params, grads, strict=True)]
+            own = [
+                measured.get(id(param)) or check_and_norm([g], scale) for param, g in zip(params, grads, strict=True)
+            ]
             sum_sq, flag = (_gathered([found[i] for found in own], device) for i in range(2))
         elif rows:
             rows = rows[0] if len(rows) == 1 else torch.cat(rows)

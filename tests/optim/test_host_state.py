@@ -11,7 +11,19 @@ import amp_kernels as ak
 from amp_kernels.optim import _gradients, _host, _store
 
 from .optimizers import NAMES, bf16, f16
-from .released import BETWEEN, LAYOUTS, SIZE, assert_close, assert_same, batch, fail_behind, make, snapshot, step_under, train
+from .released import (
+    BETWEEN,
+    LAYOUTS,
+    SIZE,
+    assert_close,
+    assert_same,
+    batch,
+    fail_behind,
+    make,
+    snapshot,
+    step_under,
+    train,
+)
 
 HOST = {"state_device": "cpu"}
 KINDS = pytest.mark.parametrize("released", [False, True])
