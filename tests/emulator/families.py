@@ -78,7 +78,7 @@ def family_of(file: str) -> str | None:
 
 
 # Files that only run where the processor has these instructions.
-NEEDS = {"update/cpu_plain8.h": "avx512bw"}
+NEEDS = {"update/cpu_plain8_avx512.h": "avx512bw", "update/cpu_plain8_avx2.h": "avx2"}
 INFO = Path("/proc/cpuinfo")
 
 

@@ -44,7 +44,7 @@ def test_every_way_to_keep_a_weight(rule, backend, grad_dtype, optional):
 @RULE
 @pytest.mark.parametrize("optional", [False, True])
 def test_every_instruction_set_of_the_cpu(every_cpu_isa, rule, optional):
-    """Groups of 64 elements that AVX-512 takes in its plain form (csrc/update/cpu_plain8.h) beside others: gradients of 0, values
+    """Groups of elements that AVX2 and AVX-512 take in their plain form (csrc/update/cpu_plain8.h) beside others: gradients of 0, values
     far below a block's largest, and one that is infinite; and codes of a block that is NaN. Later steps start from such moments."""
     optional = optional or not RULES[rule].declared.optional[1:]
     update = moments8(rule, [Kind(F32), SPLIT24[0]], ((2100,), (330,)), grad_dtype=F32, optional=optional)
