@@ -28,8 +28,8 @@ FastCall remember_tensors;
 /// are to take part; the byte of one without a gradient becomes 0. The others get address 0 and, in the word after it,
 /// 0 elements.
 FastCall refresh_addresses;
-/// bind_call(name, overload, arguments, changing): a capsule with a call of an op whose arguments, a tuple, are converted
-/// once; number `changing` is a list of floats.
+/// bind_call(name, overload, arguments, changing): a capsule with a call of an op whose arguments, a tuple, are
+/// converted once; number `changing` is a list of floats.
 FastCall bind_call;
 /// call_bound(capsule, floats): makes the call with these floats, below version counters and without the interpreter's
 /// lock.
