@@ -201,7 +201,6 @@ class GroupOptionAttribute(OptionAttribute[Value]):
     """The same of an option that all groups share and hold: writing it writes the groups, too."""
 
     def __set__(self, optimizer: Any, value: Value) -> None:
-        check_group_options(type(optimizer).__name__, {self._name: value})
         super().__set__(optimizer, value)
         for group in optimizer.param_groups:
             if self._name in group:

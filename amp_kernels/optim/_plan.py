@@ -25,7 +25,7 @@ from ._gradients import StepAnswer, StepRequest, measure
 from ._groups import GroupChecks, PackedGroups
 from ._host import HostUpdates
 from ._launches import DeviceBatch, Launch, LoneStep
-from ._options import Options, check_state_device
+from ._options import Options
 from ._state import Place
 from ._store import StateStore
 
@@ -61,8 +61,6 @@ class StepPlan(Collector):
         """Take a step. Nothing has been changed if it raises."""
         options = self._options
         self._store.check_home()
-        if self.host is not None:
-            check_state_device(self._name, vars(options))  # they can be set late
         packed = self.hyper.packed(groups)
         launches = self.launches(groups, state, packed, request.units)
         if self.cached is not None and self.cached.present is not None:

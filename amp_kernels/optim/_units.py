@@ -83,10 +83,7 @@ class Units:
             ValueError: groups of a unit differ in its keys, or one has a value that is not acceptable.
         """
         if not self._options.independent_groups:
-            values = [_values_of(vars(self._options))]
-            if values != self.values:
-                check_unit_options(self._name, vars(self._options))
-            self.of_groups, self.names, self.values = [0] * len(groups), [0], values
+            self.of_groups, self.names, self.values = [0] * len(groups), [0], [_values_of(vars(self._options))]
             return
         names, values = [group.get("unit", i) for i, group in enumerate(groups)], list(map(_values_of, groups))
         if (names, values) == self._read:
