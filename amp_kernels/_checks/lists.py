@@ -118,14 +118,12 @@ def check_list(op: str, argument: str, tensors: Sequence[Tensor], dtypes: Sequen
             )
 
 
-def check_scalar(
-    op: str, argument: str, tensor: Tensor, device: torch.device, dtype: torch.dtype = torch.float32
-) -> None:
-    """Raise unless ``tensor`` holds one element of ``dtype`` on ``device``."""
+def check_scalar(op: str, argument: str, tensor: Tensor, device: torch.device) -> None:
+    """Raise unless ``tensor`` holds one float32 element on ``device``."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{op}: {argument} has type {type_name(tensor)}; accepted: a tensor of one element")
-    if tensor.dtype != dtype or tensor.numel() != 1:
-        raise TypeError(f"{op}: {argument} is {describe(tensor)}; accepted: one element of {names([dtype])}")
+    if tensor.dtype != torch.float32 or tensor.numel() != 1:
+        raise TypeError(f"{op}: {argument} is {describe(tensor)}; accepted: one element of float32")
     if tensor.device != device:
         raise ValueError(f"{op}: {argument} is on {tensor.device} and the tensors on {device}; move it there first")
 
