@@ -14,7 +14,7 @@ from amp_kernels._checks.activations import ACTIVATIONS
 from amp_kernels.ops._shadows import refresh_shadow
 
 from ..helpers.generators import normal
-from .tensors import leaves, relative
+from .tensors import gradient_penalty, leaves, relative, within
 
 SMALL = {"m": 2, "k": 3, "n": 4, "h": 6, "g": 3, "a": 2, "b": 3}
 LARGE = {"m": 24, "k": 16, "n": 20, "h": 40, "g": 20, "a": 2, "b": 3}
@@ -82,22 +82,11 @@ EACH = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 AUTOCAST = pytest.mark.parametrize("autocast", [None, torch.float16, torch.bfloat16])
 
 
-def within(autocast):
-    return torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None)
-
-
 @EACH
 def test_gradcheck_in_float64(case):
     tensors = case.tensors(SMALL, torch.float64)
     assert gradcheck(case.ours, tensors)
     assert gradgradcheck(case.ours, tensors)
-
-
-def gradient_penalty(function, tensors, inputs):
-    """Second derivatives with respect to all: the loss is the squared norm of the first gradients of a cubic."""
-    loss = 0.05 * (function(*tensors).double() ** 3).sum()  # within fp16
-    grads = torch.autograd.grad(loss, tensors[:inputs], create_graph=True)
-    return torch.autograd.grad(sum((g.double() ** 2).sum() for g in grads), tensors)
 
 
 @EACH

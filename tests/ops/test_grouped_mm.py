@@ -19,7 +19,7 @@ from ..helpers.bounds import assert_within, reference_and_bound
 from ..helpers.generators import HALF_DTYPES, normal
 from ..helpers.poison import poisoned_allocations
 from .groups import ends, ranges
-from .tensors import leaves, relative
+from .tensors import gradient_penalty, leaves, relative, within
 
 OFFS = ends(4, 4, 13, 20)  # of 24
 SMALL = ends(2, 2, 5)  # of 6
@@ -75,10 +75,6 @@ EACH = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 AUTOCAST = pytest.mark.parametrize("autocast", [None, *HALF_DTYPES])
 
 
-def within(autocast):
-    return torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None)
-
-
 @EACH
 def test_gradcheck_in_float64(case):
     tensors = case.tensors(SMALL, torch.float64)
@@ -125,17 +121,12 @@ def test_results_and_gradients(case, autocast):
 def test_double_backward(case, autocast):
     tensors = case.tensors(OFFS)
 
-    def penalty(function, tensors):
-        loss = 0.05 * (function(*tensors).double() ** 3).sum()
-        grads = torch.autograd.grad(loss, tensors, create_graph=True)
-        return torch.autograd.grad(sum((g.double() ** 2).sum() for g in grads), tensors)
-
     def ours(*tensors):
         with within(autocast):
             return case.ours(OFFS)(*tensors)
 
-    expected = penalty(case.stock(OFFS), leaves(tensors, torch.float64))
-    actual = penalty(ours, leaves(tensors, torch.float32 if autocast else torch.float16))
+    expected = gradient_penalty(case.stock(OFFS), leaves(tensors, torch.float64))
+    actual = gradient_penalty(ours, leaves(tensors, torch.float32 if autocast else torch.float16))
     for one, other in zip(actual, expected, strict=True):
         assert relative(one, other) < (8e-2 if autocast == torch.bfloat16 else 5e-3)
 

@@ -14,19 +14,9 @@ from amp_kernels.ops._head import default_chunk
 from amp_kernels.ops.linear_cross_entropy import linear_cross_entropy
 
 from ..helpers.bounds import UNIT_ROUNDOFF
+from .tensors import head_problem as problem
 
 HALF = [torch.float16, torch.bfloat16]
-
-
-def problem(rows=23, features=16, classes=37, dtype=torch.float32, bias=True, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape):
-        return torch.randn(shape, generator=generator).to(dtype).requires_grad_()
-
-    target = torch.randint(classes, (rows,), generator=generator)
-    target[::5] = -100
-    return normal(rows, features), normal(classes, features), target, normal(classes) if bias else None
 
 
 def reference(x, weight, target, bias, upstream=1.0, class_weight=None, **options):

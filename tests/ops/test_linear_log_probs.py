@@ -10,20 +10,10 @@ import torch.nn.functional as F
 import amp_kernels as ak
 
 from ..helpers.bounds import UNIT_ROUNDOFF
+from .tensors import head_problem as problem
 
 HALF = [torch.float16, torch.bfloat16]
 U = 2.0**-24
-
-
-def problem(rows=23, features=16, classes=37, dtype=torch.float32, bias=True, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape):
-        return torch.randn(shape, generator=generator).to(dtype).requires_grad_()
-
-    target = torch.randint(classes, (rows,), generator=generator)
-    target[::5] = -100
-    return normal(rows, features), normal(classes, features), target, normal(classes) if bias else None
 
 
 def log_probs_of(x, weight, target, bias=None, **options):

@@ -16,7 +16,7 @@ from ..helpers.generators import HALF_DTYPES, normal
 from ..helpers.poison import poisoned_allocations
 from .groups import ends, rows_in_float64
 from .raw import as_torch_op
-from .tensors import leaves, relative
+from .tensors import gradient_penalty, leaves, relative
 
 CHOSEN = torch.tensor([[3, 0], [0, 3], [3, 4], [0, 5], [5, 3]])  # of 5 groups: 1 and 2 are empty, 5 is nobody's
 OFFS, PLACES = ends(3, 3, 3, 7, 8), torch.tensor([[3, 0], [1, 4], [5, 7], [2, 8], [9, 6]], dtype=torch.int32)
@@ -255,13 +255,8 @@ def test_gradcheck_in_float64(activation):
 def test_double_backward(dtype):
     tensors = operands()
 
-    def penalty(function, tensors):
-        loss = 0.05 * (function(*tensors).double() ** 3).sum()
-        grads = torch.autograd.grad(loss, tensors, create_graph=True)
-        return torch.autograd.grad(sum((g.double() ** 2).sum() for g in grads), tensors)
-
-    expected = penalty(lambda *t: in_float64(*t, OFFS, PLACES, "silu"), leaves(tensors, torch.float64))
-    actual = penalty(lambda *t: routed(*t, "silu"), leaves(tensors, dtype))
+    expected = gradient_penalty(lambda *t: in_float64(*t, OFFS, PLACES, "silu"), leaves(tensors, torch.float64))
+    actual = gradient_penalty(lambda *t: routed(*t, "silu"), leaves(tensors, dtype))
     for one, other in zip(actual, expected, strict=True):
         assert relative(one, other) < (2e-2 if dtype == torch.float16 else 1e-4)
 
