@@ -148,6 +148,7 @@ BETWEEN = {
     "state cleared": lambda model, optimizer: optimizer.state.clear(),
     "state loaded": lambda model, optimizer: optimizer.load_state_dict(optimizer.state_dict()),
     "betas": set_all("betas", (0.5, 0.6)),
+    "rate": set_all("lr", 0.03),
     "rate on the device": set_all("lr", torch.tensor(0.03)),
     "maximize": set_all("maximize", True),
     "another moment": set_all("amsgrad", True),

@@ -168,6 +168,19 @@ def test_gradients_are_measured_before_they_leave_and_slots_made_before_the_firs
     assert not torch.equal(before["layers.1.weight"], model.layers[1].weight)
 
 
+def test_a_measurement_is_of_one_step():
+    found = []
+    for released in (False, True):
+        model, optimizer, handle = make("SGD", released=released, max_grad_norm=0.01, **HOST)
+        for step in range(2):  # the second one's gradients, larger, are held
+            with handle.hold() if released and step == 1 else contextlib.nullcontext():
+                (model(batch(step)) * 1000.0**step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(snapshot(model, optimizer))
+    assert_close(*found)
+
+
 @KINDS
 @pytest.mark.parametrize("change", BETWEEN)
 def test_bits_after_changes_between_steps(change, released):
