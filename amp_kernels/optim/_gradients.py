@@ -127,12 +127,9 @@ def measure(
     answer = StepAnswer(agreement=agreement)
     if not (request.check or norm):
         return answer
-    scale = request.grad_scale
-    measured = {
-        key: found
-        for key, found in measured.items()
-        if found[2] is scale and (scale is None or found[3] == scale._version)
-    }
+    if measured:
+        now = request.grad_scale, 0 if request.grad_scale is None else request.grad_scale._version
+        measured = {key: found for key, found in measured.items() if found[2] is now[0] and found[3] == now[1]}
     sum_sq, flags = None, {}
     for device, of_device in by_device(launches).items():
         found, flags[device] = _check(request, device, of_device, answer, measured)

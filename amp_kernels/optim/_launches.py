@@ -189,6 +189,7 @@ class TensorTable:
         self._plain = all(type(param) in _TORCHS_OWN for param in batch.params)
         self._placed = _placements(map(_grad, batch.params))
         self._shared = [*batch.sharded, *chain.from_iterable(block.tensors() for block in batch.blocks)]
+        self._written = [*self._pieces, *self._shared]
         self._units, self._mask = units, ()
         self._every = set(units or ())
 
@@ -235,8 +236,8 @@ class TensorTable:
 
     def bump_versions(self) -> None:
         """Tell autograd that an op has written parameters and state, which it cannot see from addresses."""
-        pieces = compress(self._pieces, self._mask) if 0 in self._mask else self._pieces
-        walks.bump_versions([*pieces, *self._shared])
+        some = 0 in self._mask
+        walks.bump_versions([*compress(self._pieces, self._mask), *self._shared] if some else self._written)
 
 
 class Launch(NamedTuple):
