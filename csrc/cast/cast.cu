@@ -2,11 +2,11 @@
 //
 // Work: 4 to 8 bytes an element, read once and written once, and a conversion, so memory bandwidth is the limit. Plan:
 // a persistent grid of four blocks an SM walks over the whole list. A thread loads 64 bytes before it
-// converts the first: 64 KB in flight an SM. It takes as many adjacent elements as make 16 bytes of the destination, so
-// that every store of a warp fills the 32-byte sectors it touches: L2 may evict a sector that is half written, and then
-// reads memory to complete it; half a load finds the other half in L1. Each of the nine pairs of dtypes has its own
-// loop. Traps: source and destination have accesses of different widths, so peeling cannot align both; a pair that is
-// not aligned to 16 bytes goes element by element. Random bits are numbered by element, so both walks draw the same.
+// converts the first: 64 KB in flight an SM. Its elements are Fours (update/update.cuh), so that every access of a warp
+// covers the 32-byte sectors it touches: L2 may evict a sector that is half written, and then reads memory to complete
+// it. Each of the nine pairs of dtypes has its own loop. Traps: source and destination have accesses of different
+// widths, so peeling cannot align both; a pair that is not aligned to 16 bytes goes element by element. Random bits are
+// numbered by element, so both walks draw the same.
 #include "cast/call.h"
 
 #include <algorithm>
@@ -46,18 +46,20 @@ constexpr int kCastThreads = 256;
 constexpr int kCastBlocksPerSm = 4;
 constexpr int kCastBytesInFlight = 64;  // a thread
 
-/// Casts elements [begin, end), a multiple of V, with a whole block.
+/// Casts elements [begin, end) with a whole block: one at a time, or, if V is 8 and there are whole warps of them,
+/// Fours.
 template <int kThreads, int V, class From, class Destination, class Key>
 AK_DEVICE void cast_run(const void* source, void* destination, int64_t begin, int64_t end, const Key& key) {
+  using At = std::conditional_t<V == 8, Fours, int64_t>;
   constexpr int kLoads = std::min<int>(kCastBytesInFlight / (V * sizeof(From)), 8);
   constexpr int kStride = kThreads * V;
   const From* from = static_cast<const From*>(source);
   const auto convert = [&]<bool kWhole>(std::bool_constant<kWhole>, int64_t i) {
     Vec<From, V> raw[kLoads];
     AK_UNROLL
-    for (int k = 0; k < kLoads; k++) {  // beyond the end the last elements are loaded again
+    for (int k = 0; k < kLoads; k++) {  // beyond the end the first elements are loaded again
       const int64_t at = i + k * kStride;
-      raw[k] = load_vec<V, Cache::kStreaming>(from + (kWhole || at < end ? at : end - V));
+      raw[k] = load_at<V, At>(from + (kWhole || at < end ? at : i));
     }
     AK_UNROLL
     for (int k = 0; k < kLoads; k++) {
@@ -65,10 +67,10 @@ AK_DEVICE void cast_run(const void* source, void* destination, int64_t begin, in
       if (!kWhole && at >= end) break;
       float x[V];
       PlainWeight<From>::template decode<V>(raw[k], x);
-      Destination::template store<V>(destination, nullptr, at, x, key);
+      Destination::store(destination, nullptr, At{at}, x, key);
     }
   };
-  int64_t i = begin + thread_index() * V;
+  int64_t i = begin + (V == 8 ? Fours::of_thread() : thread_index());
   for (; i + (kLoads - 1) * kStride < end; i += kLoads * kStride) convert(std::true_type{}, i);
   if (i < end) convert(std::false_type{}, i);
 }
@@ -106,12 +108,11 @@ cast_kernel(AK_PARAM(Args) args, uint64_t seed, const float* step) {
     void* destination = args.destination[tensor];
     const bool aligned = (reinterpret_cast<uintptr_t>(source) | reinterpret_cast<uintptr_t>(destination)) % 16 == 0;
     const int64_t end = span.begin + span.count;
-    const int64_t middle = aligned ? end - span.count % 8 : span.begin;
+    const int64_t middle = aligned ? end - span.count % Fours::kWarp : span.begin;
     const RoundingKey<uint64_t> key{seed, count, {0, args.index[tensor], 0, 0, 0}};
     with_narrow_dtype(args.from[tensor], [&]<class From>(From) {
       with_narrow_dtype(args.to[tensor], [&]<class To>(To) {
-        cast_run<kThreads, 16 / sizeof(To), From, Destination<To, kStochastic>>(source, destination, span.begin, middle,
-                                                                                key);
+        cast_run<kThreads, 8, From, Destination<To, kStochastic>>(source, destination, span.begin, middle, key);
         cast_run<kThreads, 1, From, Destination<To, kStochastic>>(source, destination, middle, end, key);
       });
     });

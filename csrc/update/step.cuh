@@ -82,19 +82,19 @@ update_prepare_kernel(AK_PARAM(PrepareArgs<Rule, kTensors>) args, AK_PARAM(StepD
   store(rows + first + i, row);
 }
 
-/// Calls f<V>(i) for this thread's share of a span: elements i .. i + 7 at a time if every operand is aligned; else,
-/// and at the end, one by one.
+/// Calls f<V>(i) for this thread's share of a span: V = 8 and Fours, by whole warps of them, if every operand is
+/// aligned; else, and at the end, one element at a time.
 template <int kThreads, class F>
 AK_DEVICE void for_each_share(const TensorSpan& span, bool aligned, F f) {
-  const int by_eight = aligned ? span.count / 8 * 8 : 0;
-  for (int i = thread_index() * 8; i < by_eight; i += kThreads * 8) f.template operator()<8>(span.begin + i);
+  const int by_eight = aligned ? span.count / Fours::kWarp * Fours::kWarp : 0;
+  for (int i = Fours::of_thread(); i < by_eight; i += kThreads * 8) f.template operator()<8>(Fours{span.begin + i});
   for (int i = by_eight + thread_index(); i < span.count; i += kThreads) f.template operator()<1>(span.begin + i);
 }
 
-/// Elements i .. i + V - 1.
-template <class Rule, bool kExtras, bool kOptionalMoments, class Weight, int V>
+/// The V elements at i.
+template <class Rule, bool kExtras, bool kOptionalMoments, class Weight, int V, class At>
 AK_DEVICE void update_elements(const UpdateOperands<Rule, kExtras>& t, const UpdateRow<Rule>& row,
-                               const PhiloxKeys& seed, int64_t i) {
+                               const PhiloxKeys& seed, At i) {
   constexpr int kMoments = kMomentsOf<Rule, kExtras>;
   constexpr int kThere = kOptionalMoments ? kMoments : Rule::kRequiredMoments;
   RawElements<V> raw_grad{};
@@ -104,7 +104,7 @@ AK_DEVICE void update_elements(const UpdateOperands<Rule, kExtras>& t, const Upd
   for (int m = 0; m < kThere; m++) raw_moments[m] = fetch<V>(t.moments[m], t.moment_dtypes[m], i);
   const auto raw_weight = Weight::template fetch<V>(t.main, t.second, i);
   Vec<float, V> average{};
-  if (kExtras && t.ema != nullptr) average = load_vec<V, Cache::kStreaming>(t.ema + i);
+  if (kExtras && t.ema != nullptr) average = load_at<V, At>(t.ema + i);
 
   float grad[V], moments[kMoments][V], weight[V];
   decode(raw_grad, t.grad_dtype, grad);  // no instruction without a gradient
@@ -144,7 +144,7 @@ update_kernel(AK_PARAM(UpdateArgs<Rule, kExtras, kTensors>) args, AK_PARAM(StepD
     const UpdateOperands<Rule, kExtras> t = args.operands(tensor);
     with_weight<kExtras>(args.kind[tensor], [&]<class Weight>(Weight) {
       auto update = [&]<bool kOptional>(std::bool_constant<kOptional>) {
-        for_each_share<kThreads>(span, args.aligned[tensor], [&]<int V>(int64_t i) {
+        for_each_share<kThreads>(span, args.aligned[tensor], [&]<int V>(auto i) {
           constexpr bool kTight = kExtras && Rule::kExtrasBlocksPerSm > 2;  // no registers for addresses
           update_elements<Rule, kExtras, kOptional, Weight, V>(kTight ? args.operands(opaque(tensor)) : t, row, seed,
                                                                i);

@@ -6,6 +6,8 @@
 // the branch is free), and only the kinds of weight have loops of their own. The order is always: fetch everything,
 // then convert. A conversion waits for its load, so a load issued after one would wait too, and memory would idle.
 #pragma once
+#include <type_traits>
+
 #include "base/half.h"
 #include "base/permute_bytes.h"
 #include "base/philox.h"
@@ -13,12 +15,54 @@
 #include "base/split_master.h"
 #include "device/memory.cuh"
 #include "device/tensor_list.cuh"
+#include "device/warp.cuh"
 #include "update/ema.h"
 #include "update/update.h"
 
 namespace ak {
 
-/// The bits of `V` consecutive fp32, fp16 or bf16 elements: V words, or V/2 (one for V = 1) with the rest unused.
+/// Place of a thread's eight elements: four from `first` on, and the four that stand kApart behind those. The next lane
+/// has the next four, so that an access of a warp covers whole sectors of 32 bytes. Eight adjacent fp32 elements would
+/// be two accesses, each of which touches every sector for half of its bytes.
+struct Fours {
+  static constexpr int kApart = 4 * kWarpThreads, kWarp = 2 * kApart;
+  int64_t first;
+
+  AK_DEVICE operator int64_t() const { return first; }
+  /// The place of this thread in the block's first elements, kWarp a warp.
+  static AK_DEVICE int of_thread() { return warp_index() * kWarp + lane_index() * 4; }
+};
+
+/// N values of a thread, each an element or a word of some, of which the first is at `from`. `At`, the type of the
+/// elements' place: Fours, or int64_t for adjacent ones.
+template <int N, class At, class T>
+AK_DEVICE Vec<T, N> load_at(const T* from) {
+  if constexpr (!std::is_same_v<At, Fours>) {
+    return load_vec<N, Cache::kStreaming>(from);
+  } else {
+    const auto a = load_vec<N / 2, Cache::kStreaming>(from);
+    const auto b = load_vec<N / 2, Cache::kStreaming>(from + N * Fours::kApart / 8);
+    Vec<T, N> values;
+    AK_UNROLL
+    for (int j = 0; j < N; j++) values[j] = j < N / 2 ? a[j] : b[j - N / 2];
+    return values;
+  }
+}
+
+template <class At, class T, int N>
+AK_DEVICE void store_at(T* to, const Vec<T, N>& values) {
+  if constexpr (!std::is_same_v<At, Fours>) {
+    store_vec<Cache::kStreaming>(to, values);
+  } else {
+    Vec<T, N / 2> half[2];
+    AK_UNROLL
+    for (int j = 0; j < N; j++) half[j / (N / 2)][j % (N / 2)] = values[j];
+    store_vec<Cache::kStreaming>(to, half[0]);
+    store_vec<Cache::kStreaming>(to + N * Fours::kApart / 8, half[1]);
+  }
+}
+
+/// The bits of `V` fp32, fp16 or bf16 elements: V words, or V/2 (one for V = 1) with the rest unused.
 template <int V>
 struct RawElements;
 
@@ -32,12 +76,19 @@ struct RawElements<1> {
   uint32_t word;
 };
 
-AK_DEVICE RawElements<8> fetch8(const void* tensor, DType dtype, int64_t i) {
+template <class At>
+AK_DEVICE RawElements<8> fetch8(const void* tensor, DType dtype, At i) {
   RawElements<8> raw{};  // defined on every path: an undefined `high` would keep its registers alive around the loop
-  const int64_t bytes = i * (dtype == DType::kFloat32 ? 4 : 2);
-  const auto* words = reinterpret_cast<const uint32_t*>(static_cast<const char*>(tensor) + bytes);
-  raw.low = load_vec<4, Cache::kStreaming>(words);
-  if (dtype == DType::kFloat32) raw.high = load_vec<4, Cache::kStreaming>(words + 4);
+  if (dtype == DType::kFloat32) {
+    const auto words = load_at<8, At>(static_cast<const uint32_t*>(tensor) + i);
+    AK_UNROLL
+    for (int j = 0; j < 4; j++) {
+      raw.low[j] = words[j];
+      raw.high[j] = words[4 + j];
+    }
+  } else {
+    raw.low = load_at<4, At>(reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(tensor) + i));
+  }
   return raw;
 }
 
@@ -46,9 +97,9 @@ AK_DEVICE RawElements<1> fetch1(const void* tensor, DType dtype, int64_t i) {
   return {load<Cache::kStreaming>(static_cast<const uint16_t*>(tensor) + i)};
 }
 
-/// Elements i .. i + V - 1; for V = 8 the tensor is aligned to 16 bytes and i is a multiple of 8.
-template <int V>
-AK_DEVICE RawElements<V> fetch(const void* tensor, DType dtype, int64_t i) {
+/// The V elements at i; for V = 8 the tensor is aligned to 16 bytes, and i is a Fours or a multiple of 8.
+template <int V, class At>
+AK_DEVICE RawElements<V> fetch(const void* tensor, DType dtype, At i) {
   if constexpr (V == 8) {
     return fetch8(tensor, dtype, i);
   } else {
@@ -92,18 +143,18 @@ AK_DEVICE void decode(const RawElements<V>& raw, DType dtype, float (&x)[V]) {
   }
 }
 
-/// Stores x rounded to nearest-even as elements i .. i + V - 1 of a T tensor.
-template <class T, int V>
-AK_DEVICE void store_rounded(void* tensor, int64_t i, const float (&x)[V]) {
+/// Stores x rounded to nearest-even as the elements at i of a T tensor.
+template <class T, class At, int V>
+AK_DEVICE void store_rounded(void* tensor, At i, const float (&x)[V]) {
   Vec<T, V> v;
   AK_UNROLL
   for (int j = 0; j < V; j++) v[j] = round_to<T>(x[j]);
-  store_vec<Cache::kStreaming>(static_cast<T*>(tensor) + i, v);
+  store_at<At>(static_cast<T*>(tensor) + i, v);
 }
 
 /// The same for an fp32 or bf16 tensor.
-template <int V>
-AK_DEVICE void store_moment(void* tensor, DType dtype, int64_t i, const float (&x)[V]) {
+template <class At, int V>
+AK_DEVICE void store_moment(void* tensor, DType dtype, At i, const float (&x)[V]) {
   if (dtype == DType::kFloat32) {
     store_rounded<float>(tensor, i, x);
   } else {
@@ -186,7 +237,26 @@ AK_DEVICE void random_numbers(const RoundingKey<Seed>& key, int value, int64_t i
   }
 }
 
-// A weight class has Raw<V>, fetch, decode and store, for elements i .. i + V - 1.
+/// The same of Fours. Two lanes have halves of the same two octets: each makes the call for one of them and hands over
+/// the other lane's words. Called by all lanes of a warp.
+template <uint32_t kScale = 1, class Seed>
+AK_DEVICE void random_numbers(const RoundingKey<Seed>& key, int value, Fours i, uint32_t (&random)[8]) {
+  const bool odd = (i & 4) != 0;
+  const uint64_t group = key.place.group(static_cast<uint64_t>(i + (odd ? Fours::kApart : 0)) / 8);
+  const Philox4 bits = rounding_bits(key.seed, key.step, key.place.index, group);
+  Philox4 own;
+  AK_UNROLL
+  for (int k = 0; k < 2; k++) {
+    const uint32_t lower = bits.word[k ^ value], upper = bits.word[(2 + k) ^ value];
+    const uint32_t kept = odd ? upper : lower, other = shuffle_xor(odd ? lower : upper, 1);
+    own.word[k] = odd ? other : kept;
+    own.word[2 + k] = odd ? kept : other;
+  }
+  AK_UNROLL
+  for (int j = 0; j < 8; j++) random[j] = random16<kScale>(own, j, 0);
+}
+
+// A weight class has Raw<V>, fetch, decode and store, for the V elements at i.
 
 /// A weight stored as one T (fp32, fp16 or bf16).
 template <class T>
@@ -194,17 +264,17 @@ struct PlainWeight {
   template <int V>
   using Raw = Vec<T, V>;
 
-  template <int V>
-  static AK_DEVICE Raw<V> fetch(const void* main, const void*, int64_t i) {
-    return load_vec<V, Cache::kStreaming>(static_cast<const T*>(main) + i);
+  template <int V, class At>
+  static AK_DEVICE Raw<V> fetch(const void* main, const void*, At i) {
+    return load_at<V, At>(static_cast<const T*>(main) + i);
   }
   template <int V>
   static AK_DEVICE void decode(const Raw<V>& raw, float (&x)[V]) {
     AK_UNROLL
     for (int j = 0; j < V; j++) x[j] = to_float(raw[j]);
   }
-  template <int V, class Key>
-  static AK_DEVICE void store(void* main, void*, int64_t i, const float (&x)[V], const Key&) {
+  template <int V, class At, class Key>
+  static AK_DEVICE void store(void* main, void*, At i, const float (&x)[V], const Key&) {
     store_rounded<T>(main, i, x);
   }
 };
@@ -212,22 +282,22 @@ struct PlainWeight {
 /// A 16-bit weight that is rounded stochastically.
 template <class T>
 struct StochasticWeight : PlainWeight<T> {
-  template <int V, class Key>
-  static AK_DEVICE void store(void* main, void*, int64_t i, const float (&x)[V], const Key& key) {
+  template <int V, class At, class Key>
+  static AK_DEVICE void store(void* main, void*, At i, const float (&x)[V], const Key& key) {
     uint32_t random[V];
     random_numbers(key, 0, i, random);
     Vec<T, V> v;
     AK_UNROLL
     for (int j = 0; j < V; j++) v[j] = round_stochastic<T>(x[j], random[j]);
-    store_vec<Cache::kStreaming>(static_cast<T*>(main) + i, v);
+    store_at<At>(static_cast<T*>(main) + i, v);
   }
 };
 
 /// An fp32 weight with a T copy, which is only written.
 template <class T>
 struct CopiedWeight : PlainWeight<float> {
-  template <int V, class Key>
-  static AK_DEVICE void store(void* main, void* second, int64_t i, const float (&x)[V], const Key&) {
+  template <int V, class At, class Key>
+  static AK_DEVICE void store(void* main, void* second, At i, const float (&x)[V], const Key&) {
     store_rounded<float>(main, i, x);
     store_rounded<T>(second, i, x);
   }
@@ -242,18 +312,17 @@ struct SplitWeight {
     Vec<Remainder, V> remainder;
   };
 
-  template <int V>
-  static AK_DEVICE Raw<V> fetch(const void* main, const void* second, int64_t i) {
-    return {load_vec<V, Cache::kStreaming>(static_cast<const T*>(main) + i),
-            load_vec<V, Cache::kStreaming>(static_cast<const Remainder*>(second) + i)};
+  template <int V, class At>
+  static AK_DEVICE Raw<V> fetch(const void* main, const void* second, At i) {
+    return {load_at<V, At>(static_cast<const T*>(main) + i), load_at<V, At>(static_cast<const Remainder*>(second) + i)};
   }
   template <int V>
   static AK_DEVICE void decode(const Raw<V>& raw, float (&x)[V]) {
     AK_UNROLL
     for (int j = 0; j < V; j++) x[j] = join_master(raw.weight[j], raw.remainder[j]);
   }
-  template <int V, class Key>
-  static AK_DEVICE void store(void* main, void* second, int64_t i, const float (&x)[V], const Key& key) {
+  template <int V, class At, class Key>
+  static AK_DEVICE void store(void* main, void* second, At i, const float (&x)[V], const Key& key) {
     constexpr bool k24 = sizeof(Remainder) == 1;
     uint32_t random[V];
     if constexpr (k24) random_numbers(key, 0, i, random);
@@ -264,8 +333,8 @@ struct SplitWeight {
       raw.weight[j] = split.weight;
       raw.remainder[j] = static_cast<Remainder>(k24 ? split.remainder >> 8 : split.remainder);
     }
-    store_vec<Cache::kStreaming>(static_cast<T*>(main) + i, raw.weight);
-    store_vec<Cache::kStreaming>(static_cast<Remainder*>(second) + i, raw.remainder);
+    store_at<At>(static_cast<T*>(main) + i, raw.weight);
+    store_at<At>(static_cast<Remainder*>(second) + i, raw.remainder);
   }
 };
 
@@ -276,12 +345,12 @@ struct SplitWeight24 : SplitWeight<bf16, int8_t> {
     Vec<uint32_t, 2> remainder;
   };
 
-  template <int V>
-  static AK_DEVICE auto fetch(const void* main, const void* second, int64_t i) {
+  template <int V, class At>
+  static AK_DEVICE auto fetch(const void* main, const void* second, At i) {
     if constexpr (V == 8) {
       const auto* weight = reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(main) + i);
       const auto* remainder = reinterpret_cast<const uint32_t*>(static_cast<const uint8_t*>(second) + i);
-      return Words{load_vec<4, Cache::kStreaming>(weight), load_vec<2, Cache::kStreaming>(remainder)};
+      return Words{load_at<4, At>(weight), load_at<2, At>(remainder)};
     } else {
       return SplitWeight::fetch<V>(main, second, i);
     }
@@ -311,14 +380,14 @@ struct SplitWeight24 : SplitWeight<bf16, int8_t> {
     }
   }
 
-  template <int V, class Key>
-  static AK_DEVICE void store(void* main, void* second, int64_t i, const float (&x)[V], const Key& key) {
+  template <int V, class At, class Key>
+  static AK_DEVICE void store(void* main, void* second, At i, const float (&x)[V], const Key& key) {
     if constexpr (V == 8) {
       uint32_t random[V];
       random_numbers(key, 0, i, random);
       const Words raw = encode(x, random);
-      store_vec<Cache::kStreaming>(reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(main) + i), raw.weight);
-      store_vec<Cache::kStreaming>(reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(second) + i), raw.remainder);
+      store_at<At>(reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(main) + i), raw.weight);
+      store_at<At>(reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(second) + i), raw.remainder);
     } else {
       SplitWeight::store(main, second, i, x, key);
     }
@@ -409,11 +478,11 @@ AK_DEVICE void with_weight_to_read(WeightKind kind, F f) {
 }
 
 /// Moves the average, fetched with the other operands, towards the new weights.
-template <int V>
-AK_DEVICE void store_ema(float* ema, int64_t i, Vec<float, V> average, const float (&weight)[V], float take) {
+template <class At, int V>
+AK_DEVICE void store_ema(float* ema, At i, Vec<float, V> average, const float (&weight)[V], float take) {
   AK_UNROLL
   for (int j = 0; j < V; j++) average[j] = ak::ema(average[j], weight[j], take);
-  store_vec<Cache::kStreaming>(ema + i, average);
+  store_at<At>(ema + i, average);
 }
 
 }  // namespace ak

@@ -66,10 +66,10 @@ BUDGETS = {
             "first"),
     "unscale_kernel": Budget(registers=48, shared=0, blocks=5, wide_loads=4 * (4 + 3), in_flight=64, ways=4,
         why="4 dtypes, each with rounds of 4 loads; 48 registers let 5 blocks of 256 share an SM"),
-    "cast_kernel": Budget(registers=64, shared=0, blocks=4, wide_loads=2 * 2 * (4 * 4 + 2 * 4 + 4), in_flight=64,
-        ways=9, spilled={"sm_100": ("Lb1E", 16), "sm_120": ("Lb1E", 16)}, whole_sectors=True,
+    "cast_kernel": Budget(registers=64, shared=0, blocks=4, wide_loads=2 * 2 * 3 * 4, in_flight=64, ways=9,
+        spilled={"sm_100": ("Lb1E", 16), "sm_120": ("Lb1E", 16)}, whole_sectors=True,
         why="with and without stochastic rounding, 9 pairs of dtypes, each with a loop and an end of 64 bytes of "
-            "loads, 16 or, of 16-bit elements to widen, 8 at a time; 64 registers let 4 blocks of 256 share an SM, "
+            "loads, 16 at a time of fp32, 8 of 16-bit elements; 64 registers let 4 blocks of 256 share an SM, "
             "at the price of four words in local memory around the stochastic loops of Blackwell"),
     "embedding_pieces_kernel": Budget(registers=96, shared=0, threads=128, blocks=5, in_flight=56,
         why="four rows of 8 columns on their way to a thread; 640 threads share an SM"),
@@ -87,27 +87,30 @@ BUDGETS = {
         why="8 columns of four rows in flight; 4 blocks of 256 share an SM"),
     "judge_units_kernel": Budget(registers=80, shared=0, bound="one warp a unit"),
     "update_scale_kernel": Budget(registers=64, shared=0, bound="one warp"),
-    "update_kernel<AdamW, false>": Budget(registers=128, shared=0, blocks=2, wide_loads=7 * 7, in_flight=112, ways=7,
+    "update_kernel<AdamW, false>": Budget(registers=128, shared=0, whole_sectors=True, blocks=2, wide_loads=7 * 7, in_flight=112, ways=7,
         why="7 ways to keep a weight, each loading two words of the gradient and of each moment and one or two of the "
             "weight; 128 registers let 2 blocks of 256 share an SM"),
-    "update_kernel<AdamW, true>": Budget(registers=128, shared=0, blocks=2, wide_loads=9 * (9 + 11), in_flight=176,
+    "update_kernel<AdamW, true>": Budget(registers=128, shared=0, whole_sectors=True, blocks=2, wide_loads=9 * (9 + 11), in_flight=176,
         ways=9,
         why="with extras: 9 ways to keep a weight, each with and without a third moment, and two words of the average"),
-    "update_kernel<Sgd, false>": Budget(registers=80, shared=0, blocks=3, wide_loads=7 * (5 + 3), in_flight=80, ways=7,
+    "update_kernel<Sgd, false>": Budget(registers=80, shared=0, whole_sectors=True, blocks=3, wide_loads=7 * (5 + 3), in_flight=80, ways=7,
         why="7 ways to keep a weight, each with and without momentum; 80 registers let 3 blocks of 256 share an SM"),
     "update_kernel<Sgd, true>": Budget(registers=128, shared=0, blocks=2, wide_loads=9 * (7 + 5) - 2, in_flight=96, ways=9,
+        whole_sectors=True,
         why="with extras: 9 ways to keep a weight, each with and without momentum, and two words of the average; two loads "
             "serve two ways"),
-    "update_kernel<Muon, false>": Budget(registers=80, shared=0, blocks=3, wide_loads=7 * (5 + 3), in_flight=64, ways=12,
+    "update_kernel<Muon, false>": Budget(registers=80, shared=0, blocks=3, wide_loads=7 * (4 + 3), in_flight=64, ways=12,
+        whole_sectors=True,
         why="7 ways to keep a weight, each with and without momentum (two of the latter have 48 bytes to read); 80 registers "
             "let 3 blocks of 256 share an SM"),
     "update_kernel<Muon, true>": Budget(registers=80, shared=0, blocks=3, wide_loads=9 * (7 + 5) - 2, in_flight=96, ways=9,
+        whole_sectors=True,
         why="with extras: 9 ways to keep a weight, each with and without momentum, and two words of the average; two loads "
             "serve two ways; 80 registers hold no addresses, which come from the arguments for each vector"),
-    "update_kernel<Lion, false>": Budget(registers=80, shared=0, blocks=3, wide_loads=7 * 5, in_flight=80, ways=7,
+    "update_kernel<Lion, false>": Budget(registers=80, shared=0, whole_sectors=True, blocks=3, wide_loads=7 * 5, in_flight=80, ways=7,
         why="7 ways to keep a weight, each loading two words of the gradient and of the moment and one or two of the "
             "weight; 80 registers let 3 blocks of 256 share an SM"),
-    "update_kernel<Lion, true>": Budget(registers=128, shared=0, blocks=2, wide_loads=9 * 7, in_flight=112, ways=9,
+    "update_kernel<Lion, true>": Budget(registers=128, shared=0, whole_sectors=True, blocks=2, wide_loads=9 * 7, in_flight=112, ways=9,
         why="with extras: 9 ways to keep a weight, and two words of the average"),
     "update8_kernel<AdamW>": Budget(registers=128, shared=0, blocks=2, in_flight=80,
         opcodes={"FFMA.RZ": 5 * 8, "SHFL.BFLY": 5 * 2},
@@ -122,14 +125,14 @@ BUDGETS = {
     "update8_kernel<Lamb>": Budget(registers=80, shared=0, blocks=3, in_flight=80, why="the moments are only read"),
     "lamb_moments_kernel<UpdateArgs8>": Budget(registers=128, shared=64, blocks=2, in_flight=100,
         opcodes={"FFMA.RZ": 2 * 8, "SHFL.BFLY": 2 * 2}, why="moments in 8 bits, as AdamW's"),
-    "lamb_moments_kernel": Budget(registers=120, shared=64, blocks=2, wide_loads=5 * 7, in_flight=112, ways=5,
+    "lamb_moments_kernel": Budget(registers=120, shared=64, whole_sectors=True, blocks=2, wide_loads=5 * 7, in_flight=112, ways=5,
         why="5 ways to read a weight, each loading two words of the gradient and of each moment and one or two of the "
             "weight; 128 registers is the limit for the 2 blocks of 256 an SM runs"),
     "lamb_rates_kernel": Budget(registers=64, shared=64, bound="one block a tensor"),
-    "update_kernel<Lamb, false>": Budget(registers=80, shared=0, blocks=3, wide_loads=7 * 5, in_flight=80, ways=7,
+    "update_kernel<Lamb, false>": Budget(registers=80, shared=0, whole_sectors=True, blocks=3, wide_loads=7 * 5, in_flight=80, ways=7,
         why="7 ways to keep a weight, each loading two words of each moment and one or two of the weight; 80 "
             "registers let 3 blocks of 256 share an SM"),
-    "update_kernel<Lamb, true>": Budget(registers=128, shared=0, blocks=2, wide_loads=9 * 7, in_flight=112, ways=9,
+    "update_kernel<Lamb, true>": Budget(registers=128, shared=0, whole_sectors=True, blocks=2, wide_loads=9 * 7, in_flight=112, ways=9,
         why="with extras: 9 ways to keep a weight, and two words of the average"),
     "update_prepare_kernel": Budget(registers=64, shared=0, bound="one thread a parameter"),
     "gemm_sm90_kernel": Budget(registers=255, shared=0, bound="Tensor Cores",

@@ -14,6 +14,7 @@ from amp_kernels._updates.samples import Kind
 from amp_kernels._updates.state import COUPLED_DECAY, MAXIMIZE
 
 from ..helpers.updates import KINDS, Update
+from .moments8 import SPLIT24
 from .update_rules import BF16, EMA_DECAY, F16, F32, TABLE, check_against_float64, formula
 
 RULE = pytest.mark.parametrize("rule", TABLE)
@@ -114,14 +115,15 @@ def shifted(tensor, by):
 def test_emulated_kernels_have_the_cpus_bits(rule, moment_dtype, moved):
     """Every way to keep a weight in one list, with options for each group, around vectors and units; ``moved`` operands begin at odd
     elements. Three steps, the first with moments of 0 or none, the last skipped."""
-    count, options = len(KINDS), RULES[rule].declared.options
+    kinds, options = [*KINDS, *SPLIT24], RULES[rule].declared.options
+    count = len(kinds)
     each = {name: [value * (1 + i / 8) for i in range(count)] for name, value in options.items()}
     each |= {"flags": [MAXIMIZE * (i % 2) for i in range(count)], "ema_decay": [0.5 + i / 32 for i in range(count)]}
     lrs, decays = [0.01 * i for i in range(count)], [0.1 + i / 64 for i in range(count)]
     for optional, grad_dtype in ((True, None), (False, F32)):
         made = {"optional": optional, "moment_dtype": moment_dtype, "grad_dtype": grad_dtype, "first": optional}
         shapes = ((7, 5), (0, 3), (), (1031,), (128,))
-        updates = [Update(rule, KINDS, shapes, **made) for _ in range(2)]
+        updates = [Update(rule, kinds, shapes, **made) for _ in range(2)]
         for update in updates:
             update.layout[4::5, 4] += 3 << 32  # rows of a wider tensor, behind its first 3 * 32 elements
             update.layout[4::5, 5:] = torch.tensor([32, 2**34])

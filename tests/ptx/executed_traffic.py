@@ -140,7 +140,6 @@ HALVES = "two words of 16 bytes of each of its 8 elements of 4 bytes: a sector i
 MOST = {
     "activation_backward_sums_kernel": Most(conflicts=0.34, why="partial sums, once a block"),
     "column_sums_kernel": Most(conflicts=0.34, why="partial sums, once a block"),
-    "cast_kernel": Most(loads=2, why="fp32 to 16 bits loads " + HALVES),
     "combine_rows_kernel": Most(loads=1.15, why="a weight for each row"),
     "embedding_in_order_kernel": Most(loads=1.4, stores=2, why="fp32 sums: " + HALVES),
     "embedding_joints_kernel": Most(loads=1.9, why="fp32 partial sums: " + HALVES),
@@ -152,13 +151,12 @@ MOST = {
     "gemm_sm90_kernel": Most(
         boxes=1.2, loads=2, conflicts=0.03, why="fp32 results and narrow tiles, behind the main loop"
     ),
-    "lamb_moments_kernel": Most(loads=1.8, stores=1.9, why=HALVES),
+    "lamb_moments_kernel": Most(loads=1.25, why="with 8-bit moments " + HALVES),
     "norm_backward_kernel": Most(loads=1.4, stores=1.3, why="unaligned rows"),
     "norm_forward_kernel": Most(loads=1.2, stores=1.5, why="unaligned rows"),
     "rotary_gradient_kernel": Most(conflicts=0.45, why="sums of the weights' gradients, once a block"),
     "unit_sums_kernel": Most(loads=1.3, why="a thread has a column of 16 bits, and each row's mean and rstd"),
     "update8_kernel": Most(loads=1.7, stores=1.7, why=HALVES),
-    "update_kernel": Most(loads=1.8, stores=1.8, why=HALVES),
 }
 # Kernels that the calls above do not start.
 ELSEWHERE = {

@@ -39,8 +39,8 @@ def leaves(x: Instruction) -> bool:
 
 
 def rounds(code: Iterable[Instruction]) -> list[int]:
-    """Bytes on their way to a thread when it waits, for each time it waits. Loads into the same register are one of two
-    ways, and count once."""
+    """Bytes on their way to a thread when it waits, for each time it waits. Loads into the same registers are one of two
+    ways, of which the last counts."""
     found: list[int] = []
     pending: dict[str, int] = {}
     for x in code:
@@ -48,6 +48,9 @@ def rounds(code: Iterable[Instruction]) -> list[int]:
             found.append(sum(pending.values()))
             pending = {}
         if x.name == "LDG":
+            first = int(x.operands[0][1:])
+            for i in range(size(x) // 4):
+                pending.pop(f"R{first + i}", None)
             pending[x.operands[0]] = size(x)
     return found
 

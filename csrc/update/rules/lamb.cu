@@ -70,9 +70,9 @@ AK_DEVICE Squares block_total(const Squares& sums) {
   return {block_sum<kThreads>(sums.weight), block_sum<kThreads>(sums.direction)};
 }
 
-/// Moves the moments of elements i .. i + V - 1 and adds the squares of their weights and directions to `sums`.
-template <class Weight, int V>
-AK_DEVICE void move_moments(const LambOperands& t, const LambRow& row, int64_t i, Squares& sums) {
+/// Moves the moments of the V elements at i and adds the squares of their weights and directions to `sums`.
+template <class Weight, int V, class At>
+AK_DEVICE void move_moments(const LambOperands& t, const LambRow& row, At i, Squares& sums) {
   const auto raw_grad = fetch<V>(t.grad, t.grad_dtype, i);
   RawElements<V> raw_moments[2];
   AK_UNROLL
@@ -151,7 +151,7 @@ lamb_moments_kernel(AK_PARAM(Args) args, AK_PARAM(StepDecisions) decisions, cons
     } else {
       with_weight_to_read(args.kind[tensor], [&]<class Weight>(Weight) {
         for_each_share<kThreads>(span, args.aligned[tensor],
-                                 [&]<int V>(int64_t i) { move_moments<Weight, V>(t, row, i, sums); });
+                                 [&]<int V>(auto i) { move_moments<Weight, V>(t, row, i, sums); });
       });
     }
     sums = block_total<kThreads>(sums);
