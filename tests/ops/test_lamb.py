@@ -96,15 +96,15 @@ def test_two_halves_are_one_step(backend, found):
 
 @pytest.mark.parametrize("backend", ["reference", "cpu", "emulate"])
 def test_pieces_step_as_their_tensor(backend):
-    """33 elements in pieces of 20, 0 and 13, whose sums are added up."""
+    """Two chunks of the CPU's kernel in pieces of one, none and the rest, whose sums are added up."""
     call = {**DEFAULTS, "flags": ADAPT_ALL}
-    whole = Update("lamb_", [Kind(F32)], ((33,),))
-    pieces = Update("lamb_", [Kind(F32)], ((20,), (0,), (13,)))
+    whole = Update("lamb_", [Kind(F32)], ((16_417,),))
+    pieces = Update("lamb_", [Kind(F32)], ((16_384,), (0,), (33,)))
     for into, source in ((pieces.params, whole.params), (pieces.grads, whole.grads)):
-        into[0].copy_(source[0][:20]), into[2].copy_(source[0][20:])
+        into[0].copy_(source[0][:16_384]), into[2].copy_(source[0][16_384:])
     for k in range(2):
-        moments = whole.moments[k][0][16:49]
-        pieces.moments[k][0][16:36], pieces.moments[k][0][48:61] = moments[:20], moments[20:]
+        moments = whole.moments[k][0][16:16_433]
+        pieces.moments[k][0][16:16_400], pieces.moments[k][0][16_400:16_433] = moments[:16_384], moments[16_384:]
     pieces.steps[0].copy_(whole.steps[0].expand(3))
     whole.step(**call)
     halves(pieces, lambda squares: squares.copy_(squares.sum(0).expand(3, 2)), backend, **call)
