@@ -146,8 +146,7 @@ MOST = {
     "embedding_pieces_kernel": Most(stores=1.6, why="fp32 partial sums: " + HALVES),
     "gemm_repack_kernel": Most(loads=6.1, why="odd lines, by elements"),
     "gemm_add_phases_kernel": Most(loads=1.5, why="unaligned rows"),
-    "gemm_sm80_grouped_kernel": Most(conflicts=0.11, why="results by rows through shared memory, of one k step"),
-    "gemm_sm80_kernel": Most(stores=1.3, conflicts=0.02, why="results by rows through shared memory, narrow tiles"),
+    "gemm_sm80_kernel": Most(stores=1.3, why="narrow tiles"),
     "gemm_sm90_kernel": Most(
         boxes=1.2, loads=2, conflicts=0.03, why="fp32 results and narrow tiles, behind the main loop"
     ),

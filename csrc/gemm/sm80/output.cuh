@@ -16,7 +16,7 @@ class Output {
 
   AK_DEVICE Output(const Args& args, const Work& work)
       : args_(args), batch_(work.batch), size_(bytes_of(args.finish.c.type)) {
-    // Padded so that neither writes to 8 (16-bit) or 4 (fp32) rows nor 16-byte reads conflict in banks.
+    // Padded so that writes to 8 (16-bit) or 4 (fp32) rows do not conflict in banks.
     pitch_ = kColumns * size_ + (size_ == 2 ? 16 : 32);
     corner_ = dynamic_shared() + warp_index() * kBytes;
     const int warp_n = warp_index() / Tile::kWarpsM * kColumns;
@@ -79,10 +79,12 @@ class Output {
   }
 
   AK_DEVICE void store_vectors(int first_row) const {
+    constexpr int kApart = kColumns / 8;  // rows between those that eight lanes read, without conflicts in banks
     const int each = 16 / size_, vectors = kColumns / each;
     AK_NO_UNROLL
     for (int i = lane_index(); i < halves_ * 16 * vectors; i += kWarpThreads) {
-      const int half = i / (16 * vectors), row = i / vectors % 16, x = i % vectors * each;
+      const int half = i / (16 * vectors), turn = i / vectors % 16, x = i % vectors * each;
+      const int row = turn * kApart % 16 + turn * kApart / 16;
       const int column = column_of(half) + x, left = end_of(half) - column;
       if (first_row + row >= args_.finish.m || left <= 0) continue;
       const auto v = load_shared_16(line(half, row) + x * size_);

@@ -36,6 +36,7 @@ TRAPS = [
     ("gemm/sm80/operand.cuh", "const int row = kA ? low : high, k = kA ? high : low;", "const int row = low, k = high;", "B's registers in A's order"),
     ("gemm/sm80/operand.cuh", "constexpr int kShiftedPitch = 16 * kRawWords;", "constexpr int kShiftedPitch = 64;", "shifted strips overlap"),
     ("gemm/sm80/operand.cuh", "next_ += args_.next_step;", "next_ += kStripBytes;", "the next step of an m-major operand"),
+    ("gemm/sm80/output.cuh", "turn * kApart % 16 + turn * kApart / 16", "turn * kApart % 16", "some rows are stored several times, the others not"),
     ("gemm/sm80/output.cuh", "column >= first_row + r) continue;", "column > first_row + r + 1) continue;", "the mirror below the diagonal"),
     ("gemm/sm80/tile.cuh", "return {lower - 1, across};", "return {across, lower - 1};", "the wrong triangle"),
     ("gemm/sm80/tile.cuh", "tile = block_index() % tiles;", "tile = block_index() % (tiles - 1);", "the last tile is another one again"),
