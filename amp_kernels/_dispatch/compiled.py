@@ -8,14 +8,16 @@ learning rates.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._functorch import config
 
 from .library import LIBRARY
 
@@ -157,6 +159,20 @@ def _take_back(handle: CompiledHandle, params: list[Tensor]) -> None:
         counted = [handle.announced, *(param for param in params if not param.is_inference())]
         versions = tuple(tensor._version - times for tensor in counted)
         torch._C._autograd._unsafe_set_version_counter(tuple(counted), versions)
+
+
+@contextlib.contextmanager
+def subclasses_in_compiled() -> Iterator[None]:
+    """Within the block compiled functions take tensors of a subclass: torch 2.14 looks for aliases in their first call, in a mode that
+    raises for these."""
+    checks = getattr(config, "check_custom_op_aliasing", False)
+    if checks:
+        config.check_custom_op_aliasing = False
+    try:
+        yield
+    finally:
+        if checks:
+            config.check_custom_op_aliasing = True
 
 
 LIBRARY.impl("_call_", _call, "CompositeExplicitAutograd")

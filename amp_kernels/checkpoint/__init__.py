@@ -204,12 +204,10 @@ def _path(argument: str, value: Any, hint: str = "") -> Path:
 def _given(**parts: Any) -> dict[str, Any]:
     given = {name: part for name, part in parts.items() if part is not None}
     for name, part in given.items():
-        if not hasattr(part, "state_dict") or not hasattr(part, "load_state_dict"):
-            accepted = "an object with state_dict and load_state_dict"
+        right = next((other for other, kind in _KINDS.items() if name in _KINDS and isinstance(part, kind)), name)
+        if right != name or not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+            accepted = "an object with state_dict and load_state_dict" if right == name else f"as {right}="
             raise TypeError(f"checkpoint: {name} has type {type_name(part)}; accepted: {accepted}")
-        right = next((other for other, kind in _KINDS.items() if isinstance(part, kind)), name)
-        if name in _KINDS and right != name:
-            raise TypeError(f"checkpoint: {name} has type {type_name(part)}; accepted: as {right}=")
     return given
 
 

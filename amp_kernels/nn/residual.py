@@ -9,16 +9,14 @@ additions, and the results have the bits of the separate addition.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch import config
 
 from .._checks.lists import FLOATS
+from .._dispatch.compiled import subclasses_in_compiled
 from .._dispatch.library import PLAIN
 from . import copied_norm
 from ._derived import base_of, shows
@@ -175,19 +173,6 @@ def _seen(module: torch.nn.Module | None, run: Run, path: str = "") -> Any:
     return module if isinstance(module, untouched) else Submodule(module, path, run)
 
 
-@contextlib.contextmanager
-def _compiled_functions_take_branches() -> Iterator[None]:
-    """torch 2.14 looks for aliases in the first call of a compiled function, in a mode that raises for tensors of a subclass."""
-    checks = getattr(config, "check_custom_op_aliasing", False)
-    if checks:
-        config.check_custom_op_aliasing = False
-    try:
-        yield
-    finally:
-        if checks:
-            config.check_custom_op_aliasing = True
-
-
 @shows("amp_kernels.convert(fuse_residuals=True)")
 def forward(self, *args: Any, **kwargs: Any) -> Any:
     base, plan = self._amp_kernels_base, vars(self).get(PLAN)
@@ -199,7 +184,7 @@ def forward(self, *args: Any, **kwargs: Any) -> Any:
         kwargs = {name: Branch.of(x, run) if type(x) is Tensor else x for name, x in kwargs.items()}
     view = _seen(self, run)
     before = dict(vars(view))
-    with _compiled_functions_take_branches():
+    with subclasses_in_compiled():
         result = base.forward(view, *args, **kwargs)
     vars(self).update(plain({name: x for name, x in vars(view).items() if before.get(name, view) is not x}))  # written
     return plain(result)

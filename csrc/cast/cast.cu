@@ -2,11 +2,11 @@
 //
 // Work: 4 to 8 bytes an element, read once and written once, and a conversion, so memory bandwidth is the limit. Plan:
 // a persistent grid of four blocks an SM walks over the whole list. A thread loads 64 bytes before it
-// converts the first: 64 KB in flight an SM. Its elements are Fours (update/update.cuh), so that every access of a warp
-// covers the 32-byte sectors it touches: L2 may evict a sector that is half written, and then reads memory to complete
-// it. Each of the nine pairs of dtypes has its own loop. Traps: source and destination have accesses of different
-// widths, so peeling cannot align both; a pair that is not aligned to 16 bytes goes element by element. Random bits are
-// numbered by element, so both walks draw the same.
+// converts the first: 64 KB in flight an SM. Its elements are Fours (update/elements.cuh), so that every access of a
+// warp covers the 32-byte sectors it touches: L2 may evict a sector that is half written, and then reads memory to
+// complete it. Each of the nine pairs of dtypes has its own loop. Traps: source and destination have accesses of
+// different widths, so peeling cannot align both; a pair that is not aligned to 16 bytes goes element by element.
+// Random bits are numbered by element, so both walks draw the same.
 #include "cast/call.h"
 
 #include <algorithm>

@@ -28,7 +28,7 @@ FAMILIES = {
     "histogram": ("gradients/exponent*", "emulate/ops/test_exponent_histogram.py"),
     "scale": ("gradients/update_scale.cu gradients/loss_scale.h", "emulate/ops/test_update_scale.py math/test_loss_scale.py"),
     "lamb": ("update/rules/lamb.cu", "emulate/ops/test_updates.py emulate/ops/test_lamb.py"),
-    "update": ("update/step.cuh update/update.cuh update/arguments.cuh update/rule.h update/rules/*.cu", "emulate/ops/test_updates.py emulator/test_glue.py"),
+    "update": ("update/step.cuh update/elements.cuh update/update.cuh update/arguments.cuh update/rule.h update/rules/*.cu", "emulate/ops/test_updates.py emulator/test_glue.py"),
     "units": ("gradients/judge_units.cu gradients/judge.h", "emulate/ops/test_judge_units.py"),
     "rules": ("update/rules/*.h update/ema.h", "math/test_update_rules.py"),
     "moments8": ("update/*8.cuh update/codes.cuh update/normal_numbers.cuh base/philox.h", "emulate/ops/test_moments8.py emulate/ops/test_updates.py"),
