@@ -202,8 +202,7 @@ def _path(argument: str, value: Any, hint: str = "") -> Path:
 
 
 def _given(**parts: Any) -> dict[str, Any]:
-    given = {name: part for name, part in parts.items() if part is not None}
-    for name, part in given.items():
+    for name, part in (given := {name: part for name, part in parts.items() if part is not None}).items():
         right = next((other for other, kind in _KINDS.items() if name in _KINDS and isinstance(part, kind)), name)
         if right != name or not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
             accepted = "an object with state_dict and load_state_dict" if right == name else f"as {right}="

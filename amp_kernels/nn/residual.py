@@ -48,8 +48,7 @@ class Run:
     def enter(self, path: str) -> None:
         paths = [step[0] for step in self.plan.steps]
         if path in paths:
-            later = path in paths[self.at + 1 :]
-            self.at, self.added = paths.index(path, self.at + 1 if later else 0), 0
+            self.at, self.added = paths.index(path, self.at + 1 if path in paths[self.at + 1 :] else 0), 0
 
     def add(self, one: Any, other: Any) -> Any:
         if operands := _stream_and_branch(one, other):
@@ -182,8 +181,7 @@ def forward(self, *args: Any, **kwargs: Any) -> Any:
     if plan.adds_inputs:
         args = tuple(Branch.of(x, run) if type(x) is Tensor else x for x in args)
         kwargs = {name: Branch.of(x, run) if type(x) is Tensor else x for name, x in kwargs.items()}
-    view = _seen(self, run)
-    before = dict(vars(view))
+    before = dict(vars(view := _seen(self, run)))
     with subclasses_in_compiled():
         result = base.forward(view, *args, **kwargs)
     vars(self).update(plain({name: x for name, x in vars(view).items() if before.get(name, view) is not x}))  # written
