@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from .._checks.types import type_name
 from .._dispatch import walks
 from .evidence import Siblings, Undeclared
 from .local import is_dtensor
@@ -235,7 +234,7 @@ def check_shard_group(name: str, group: object) -> None:
     """Raise unless the argument ``shard_group`` is acceptable."""
     if group is not None and not _is_group(group):
         raise TypeError(
-            f"{name}: shard_group is {group!r}, of type {type_name(group)}; accepted: None, a process group (get_group() of "
+            f"{name}: shard_group is {group!r}, of type {type(group).__name__}; accepted: None, a process group (get_group() of "
             "a device mesh)"
         )
 

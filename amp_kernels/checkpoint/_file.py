@@ -106,7 +106,7 @@ def newest_intact(folder: Path) -> Path | None:
             verify(path)
             return path
         except FileNotFoundError:
-            continue  # removed in the meantime
+            return newest_intact(folder)  # removed in the meantime, by one who wrote another
         except ValueError as error:
             logger.warning("%s is skipped: %s", path, error)
     return None
