@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._dispatch import walks
 from .._sharding.agreement import LatestAgreement, declared_in
 from .._sharding.local import is_dtensor, like, local
 from .._updates.arguments import UpdateArguments
@@ -283,7 +284,7 @@ class HostUpdates:
             for place, weight in zip(bucket.places, bucket.weights, strict=True):
                 weight.copy_(place.piece)
             lanes.up((place.own, weight) for place, weight in zip(bucket.places, bucket.weights, strict=True))
-            torch.autograd.graph.increment_version([p.param for p in bucket.places if is_dtensor(p.param)])
+            walks.bump_versions([p.param for p in bucket.places if is_dtensor(p.param)])
             for place in bucket.places:
                 place.mark_clean()
 

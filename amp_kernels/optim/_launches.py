@@ -252,7 +252,7 @@ class Launch(NamedTuple):
         if self.table is not None:
             self.table.bump_versions()
         elif self.batch.sharded:
-            torch.autograd.graph.increment_version(self.batch.sharded)
+            walks.bump_versions(self.batch.sharded)
         self.batch.shadows.stamp()
         self.batch.written.stamp()
 

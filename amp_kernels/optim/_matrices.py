@@ -115,7 +115,9 @@ class Chunk:
         #: The second pass has a group for each group and ratio.
         self.groups = list(dict.fromkeys(member.group for member in members))
         self.layouts = batch.layout[self.index], batch.layout[self.index]
-        self.layouts[1][:, 3] = _integers([self.groups.index(member.group) for member in members])
+        self.layouts[1][:, Column.GROUP - Column.BLOCK] = _integers(
+            [self.groups.index(member.group) for member in members]
+        )
         self.copies = Copies(self.layouts[0], [batch.pieces[i].numel() for i in self.positions])
 
     def prepared(self, op: UpdateOp, launch: Launch, arguments: UpdateArguments) -> list[UpdateCall]:

@@ -1,4 +1,4 @@
-// What the plain forms of a step with moments in 8 bits share (update/cpu_plain8.h).
+// The common part of the plain forms of a step with moments in 8 bits (update/cpu_plain8.h).
 #pragma once
 
 #include "base/block8.h"

@@ -113,7 +113,7 @@ def circle(edges):
 
 
 def imported(line, name, folder):
-    """What module ``name`` of the package imports by this line, which alone is read: the package may have faults of its own."""
+    """The imports of module ``name`` of the package by this line, which alone is read: the package may have faults of its own."""
     path, modules = folder / "module.py", dict(sources(PACKAGE))
     path.write_text(line)
     return {*imports(name, path, modules)} & modules.keys()
