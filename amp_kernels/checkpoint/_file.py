@@ -101,12 +101,15 @@ def newest_first(folder: Path, names: str = ".*", passed: type[OSError] = FileNo
 
 
 def newest_intact(folder: Path) -> Path | None:
-    for _, path in newest_first(folder):
+    tried: set[tuple[int, Path]] = set()
+    while files := [file for file in newest_first(folder) if file not in tried]:
+        tried.add(files[0])
+        path = files[0][1]
         try:
             verify(path)
             return path
         except FileNotFoundError:
-            return newest_intact(folder)  # removed in the meantime, by one who wrote another
+            pass  # removed in the meantime, perhaps by one who wrote another: the folder is listed again
         except ValueError as error:
             logger.warning("%s is skipped: %s", path, error)
     return None

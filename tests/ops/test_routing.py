@@ -65,7 +65,7 @@ def test_routes_of_random_choices():
     [
         ((CHOSEN.float(), 5), TypeError, "chosen has dtype float32; accepted: int64, int32"),
         ((CHOSEN[0], 5), ValueError, r"chosen has shape \[2\]; accepted: \[T, k\]"),
-        ((CHOSEN, -1), ValueError, "num_groups is -1; accepted: 0 or more"),
+        ((CHOSEN, -1), ValueError, "num_groups is -1; accepted: a whole number from 0"),
         (([[1]], 2), TypeError, "chosen has type list"),
     ],
 )

@@ -83,13 +83,13 @@ def snapshot(model, optimizer):
     return copy.deepcopy([model.state_dict(), states, state_dict["param_groups"]])
 
 
-def assert_close(found, expected):
-    """The same, up to 2e-5 or a unit of 16 bits of the largest number: norms were summed in another order."""
+def assert_close(found, expected, close=2e-5):
+    """The same, up to ``close`` or a unit of 16 bits of the largest number: norms were summed in another order."""
     (found, tree), (expected, expected_tree) = map(pytree.tree_flatten, (found, expected))
     assert tree == expected_tree
     for one, other in zip(found, expected, strict=True):
         if isinstance(one, torch.Tensor) and one.is_floating_point():
-            unit = 2e-5 if one.dtype == torch.float32 else torch.finfo(one.dtype).eps
+            unit = close if one.dtype == torch.float32 else torch.finfo(one.dtype).eps
             torch.testing.assert_close(one, other, rtol=unit, atol=unit * other.abs().amax().item(), equal_nan=True)
         else:
             assert_same([one], [other])
