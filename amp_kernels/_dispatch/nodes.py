@@ -73,8 +73,8 @@ def _why_not(info: dict, version: str) -> str | None:
 def may_serve() -> bool:
     """True if the module may serve a call. It checks the remaining conditions itself.
 
-    On the path of every small layer, so it reads variables only. Of the compilers it checks Dynamo alone: the others run under a
-    mode, which the module sees.
+    Every small layer calls it, so it reads variables only. Dynamo is the one compiler that it checks: the others run under a mode,
+    which the module sees.
     """
     return (
         not is_dynamo_compiling()

@@ -4,7 +4,7 @@
 ``loss[i] = sum_j c_j (lse - x_j) + z_loss u lse^2``, where for a target class ``t`` ``c_j = (1 - s) w_t [j = t] + s w_j / V``
 and ``u = w_t``, for probabilities ``y`` ``c_j = w_j ((1 - s) y_j + s / V)`` and ``u = 1``: csrc/loss/formula.h.
 
-Logits in fp32 may be divided by a temperature ``T`` of their row, and their gradient may be 16 bits. Of each row there are statistics:
+Logits in fp32 may be divided by a temperature ``T`` of their row, and their gradient may be 16 bits. Each row has statistics:
 the largest logit ``m`` of ``x = z / T``, ``S = sum_j exp(x_j - m)`` and ``U = sum_j (x_j - m) exp(x_j - m)``. The log-sum-exp is
 ``m + log S``, the entropy ``H = log S - U / S`` and its gradient ``dH/dx_j = -p_j (x_j - m - U / S)``. A term of ``exp(-inf) = 0`` is 0.
 With the statistics of a forward the gradient of both takes one read.

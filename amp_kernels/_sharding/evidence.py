@@ -142,7 +142,7 @@ class Siblings:
             )
 
     def _numbers(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """Of this rank's piece, float64: the checksum of the weight, or the sum of a gradient, and the sum of squares."""
+        """The checksum of this rank's piece of a weight, or the sum of a gradient's, and the sum of squares, in float64."""
         if self._are_grads:
             piece = local(tensor)
             return piece.sum(dtype=torch.float64).nan_to_num(0.0, 0.0, 0.0), _square(piece)

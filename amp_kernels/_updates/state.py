@@ -141,7 +141,7 @@ class StepScalars:
         return cls(lists.inverse_scale(a.grad_scale), clip, taken)
 
     def of(self, factor: Tensor) -> StepScalars:
-        """Of a parameter with its own clip factor."""
+        """The scalars of a parameter with its own clip factor."""
         taken = ~(factor > 1)
         return StepScalars(self.inv_scale, factor, taken if self.taken is None else taken & self.taken)
 

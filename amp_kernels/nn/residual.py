@@ -32,8 +32,8 @@ PLAN = "_amp_kernels_plan"  # attribute of a block: its plan
 
 @dataclass
 class Plan:
-    """Of a block's forward. Each step begins with a call of the submodule ``path``, the first, ``""``, with that of the block; of the
-    additions in it so many are skipped, and the sum of the next is for the successor."""
+    """The additions of a block's forward. A step begins with the call of the submodule ``path``, or of the block for ``""``, the first.
+    It skips so many additions, and the sum of the next one is for the successor."""
 
     steps: list[tuple[str, int, Successor | None]]  # path, skipped, successor
     adds_inputs: bool  # the block's arguments are branches

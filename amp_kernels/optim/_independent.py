@@ -48,7 +48,7 @@ class HasUnits(Optimizer):
         return self._plan.units.results()
 
     def _statistics(self) -> list[Tensor]:
-        """Of each group's unit, if norms are judged by units."""
+        """The statistics of each group's unit, if norms are judged by units."""
         units = self._plan.units
         if units is None:
             return []

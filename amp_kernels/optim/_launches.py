@@ -209,7 +209,7 @@ class TensorTable:
         return self._walk.refresh_addresses(self._known, self._pieces, grads, self._words, *column, *mask)
 
     def taken(self) -> bytes:
-        """Of each row 1 or 0, whether it takes part, after a refresh that returned ``True``. Empty: all do."""
+        """A byte for each row, 1 if it takes part, after a refresh that returned ``True``. Empty: all do."""
         return bytes(self._mask) if 0 in self._mask else b""
 
     def present(self) -> set[int]:

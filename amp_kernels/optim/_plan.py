@@ -295,5 +295,5 @@ class StepPlan(Collector):
 
 
 def _address(param: Tensor) -> int:
-    """Where it is in memory; 0 for a frozen parameter of a class that has no memory of its own."""
+    """The address of its memory; 0 for a frozen parameter of a class that has none of its own."""
     return 0 if is_traceable_wrapper_subclass(param) and not is_dtensor(param) else param.data_ptr()

@@ -437,7 +437,7 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _checksums(views: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Of a parameter's stored master and average, under the names of a checkpoint."""
+    """Checksums of a parameter's stored master and average, under the names of a checkpoint."""
     names = [name for name in dict.keys(views) if name in _FOLLOWERS]
     return {unpacked_name(name): checksum(local(views[name])) for name in names}
 

@@ -194,7 +194,7 @@ class Units:
     def _of_all_ranks(
         self, agreement: Agreement, sums: Tensor, flags: Tensor, rows: Tensor, ends: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Of all units, with one sum over the ranks; a rank's tensors of a unit are added before, since ranks may have different ones."""
+        """Sums and flags of all units, with one sum over the ranks. Each rank first adds its tensors of a unit: ranks may have others."""
         if self._agreed != (agreement, self.names):
             if agreement.is_declared:
                 self._check_names(agreement)
