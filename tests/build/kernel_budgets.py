@@ -99,10 +99,10 @@ BUDGETS = {
         whole_sectors=True,
         why="with extras: 9 ways to keep a weight, each with and without momentum, and two words of the average; two loads "
             "serve two ways"),
-    "update_kernel<Muon, false>": Budget(registers=80, shared=0, blocks=3, wide_loads=7 * (4 + 3), in_flight=64, ways=12,
+    "update_kernel<Muon, false>": Budget(registers=64, shared=0, blocks=4, wide_loads=7 * (4 + 3), in_flight=64, ways=12,
         whole_sectors=True,
-        why="7 ways to keep a weight, each with and without momentum (two of the latter have 48 bytes to read); 80 registers "
-            "let 3 blocks of 256 share an SM"),
+        why="7 ways to keep a weight, each with and without momentum (two of the latter have 48 bytes to read); 64 registers "
+            "let 4 blocks of 256 share an SM"),
     "update_kernel<Muon, true>": Budget(registers=80, shared=0, blocks=3, wide_loads=9 * (7 + 5) - 2, in_flight=96, ways=9,
         whole_sectors=True,
         why="with extras: 9 ways to keep a weight, each with and without momentum, and two words of the average; two loads "
