@@ -28,7 +28,10 @@ def like(piece: Tensor, param: Tensor, shape: torch.Size | None = None) -> Tenso
     stride = param.stride() if shape is None else torch.empty(shape, device="meta").stride()
     placed = {"run_check": False, "shape": param.shape if shape is None else shape, "stride": stride}
     # Uneven shards need shape and stride.
-    return type(param).from_local(piece, param.device_mesh, param.placements, **placed)
+    if piece.device.type == param.device_mesh.device_type:
+        return type(param).from_local(piece, param.device_mesh, param.placements, **placed)
+    described = type(param).from_local(piece.to("meta"), param.device_mesh, param.placements, **placed)
+    return type(param)(piece, described._spec, requires_grad=False)  # from_local would move it to the mesh's devices
 
 
 def in_own_storage(piece: Tensor) -> Tensor:

@@ -288,7 +288,9 @@ class Before:
         rates: Iterable[Tensor],
     ):
         self._optimizer, params = optimizer, optimizer._params()
-        self._restore_state = self._restore_scaler = lambda: None
+        self._restore_state = self._restore_scaler = self._restore_units = lambda: None
+        if optimizer._plan.units is not None:
+            self._restore_units = optimizer._plan.units.snapshot()
         if scaler is not None and scaler.is_enabled():
             scaler.scale(torch.ones((), device=params[0].device))  # makes what it has on the device
             self._restore_scaler = scaler._snapshot()
@@ -316,6 +318,7 @@ class Before:
             param.grad = grad
         self._restore_state()
         self._optimizer._store.mark_clean()
+        self._restore_units()
         self._restore_scaler()
         generators.restore(self._generators)
 

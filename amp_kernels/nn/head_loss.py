@@ -91,11 +91,11 @@ class Question:
 
     def put(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The answer as one tensor. ``hidden``: ``[batch, rows, width]``, those of the last tokens."""
-        rows = hidden.shape[1] - 1
-        target = self.ids[:, -rows:].to(hidden.device)
+        first = self.ids.shape[1] - hidden.shape[1] + 1  # of the tokens that are asked for, perhaps none
+        target = self.ids[:, first:].to(hidden.device)
         if self.mask is not None:
             mask = self.mask.to(hidden.device) != 0
-            target = target.masked_fill(~(mask[:, -rows:] & mask[:, -rows - 1 : -1]), _IGNORED)
+            target = target.masked_fill(~(mask[:, first:] & mask[:, first - 1 : -1]), _IGNORED)
         options = {"linear_bias": bias, "temperature": self.temperature}
         found = linear_log_probs(hidden[:, :-1], weight, target, entropy=self.entropy, **options)
         together = torch.stack(found) if self.entropy else found

@@ -23,12 +23,13 @@ from .._dispatch.compiled import CompiledHandle, HasCompiledCalls, compiled_call
 from .._raw._split_master import join_master
 from .._sharding.agreement import Agreement
 from ._algorithm import SWITCHES, Algorithm
-from ._checkpoint import CheckpointCodec, kept
+from ._checkpoint import CheckpointCodec
 from ._gradients import StepAnswer, StepRequest
 from ._groups import GroupChecks
 from ._independent import HasUnits
 from ._options import (
     DEFAULTS,
+    FixedAttribute,
     GroupOptionAttribute,
     MixedPrecision,
     OptionAttribute,
@@ -73,7 +74,7 @@ class FusedOptimizer(HasUnits, HasCompiledCalls, Optimizer):
     master_weights = OptionAttribute[str]()
     shadow_dtype = OptionAttribute[torch.dtype | None]()
     state_dtype = OptionAttribute[torch.dtype | str]()
-    state_device = OptionAttribute[str | None]()
+    state_device = FixedAttribute[str | None]()
     independent_groups = UnitsAttribute()
     max_grad_norm = OptionAttribute[float | None]()
     spike_zscore = OptionAttribute[float | None]()
@@ -343,7 +344,7 @@ class FusedOptimizer(HasUnits, HasCompiledCalls, Optimizer):
         or that nothing was loaded into since :meth:`state_dict` handed it out (a partial load of torch's distributed checkpoint),
         starts at the parameter, also if that is loaded afterwards, up to the next step. ``ema_decay``, ``seed`` and Apex'
         ``max_grad_norm`` of the groups count, as all their entries do; where they have none the optimizer's own stay, and so do
-        process groups.
+        process groups, and the units of its groups with their options.
 
         Raises:
             ValueError: groups, shapes or keys do not fit. Nothing has been changed then.
@@ -379,11 +380,14 @@ class FusedOptimizer(HasUnits, HasCompiledCalls, Optimizer):
             self._build(Options(**{**DEFAULTS, **options}))
         groups = state["param_groups"]
         for group, live in zip(groups, self.__dict__.get("param_groups", ()), strict=False):
-            group.update(kept(live, group))
+            group.update(self._codec.kept(live, group))
+        self._store.complete()
         loaded = self._codec.read(groups, state["state"], self.__dict__.get("defaults", {}))
         packed = self._store.pack(loaded.entries, load=True)
         state["state"] = shown = defaultdict(dict, loaded.others)
         own, of_options, undo = dict(vars(self)), dict(vars(self._options)), self._store.undo(packed)
+        units = self._plan.units
+        of_units = {} if units is None else dict(vars(units))
         try:
             super().__setstate__(state)
             self._store.clear()
@@ -391,14 +395,15 @@ class FusedOptimizer(HasUnits, HasCompiledCalls, Optimizer):
             self._store.commit(packed, shown)
             self._compiled_handle = CompiledHandle(self, self.param_groups)
             self._options.max_grad_norm, self._options.seed = loaded.max_grad_norm, loaded.seed
-            if self._plan.units is not None:
-                self._plan.units.read(groups)
-                self._plan.units.load_statistics(dict(zip(self._plan.units.of_groups, loaded.statistics, strict=True)))
+            if units is not None:
+                units.read(groups, replaced=True)
+                units.load_statistics(dict(zip(units.of_groups, loaded.statistics, strict=True)))
             for group in groups:
                 group["fused"], group["foreach"] = True, None
         except BaseException:  # an interrupt, too
             vars(self).update(own)
             vars(self._options).update(of_options)
+            vars(units).update(of_units) if units is not None else None
             undo()
             self._plan.forget()
             raise

@@ -14,29 +14,23 @@ from .._checks.types import type_name
 from .._raw._split_master import join_master
 from .._raw.judge_units import STATISTICS
 from .._updates.op import RULES
-from ._algorithm import Algorithm
+from ._algorithm import SWITCHES, Algorithm
 from ._foreign import translated
 from ._groups import GroupChecks
+from ._options import GROUP_OPTIONS, UNIT_KEYS
 from ._state import unpacked_name
 from ._store import Entry, Join, StateStore
 
-#: Values of group keys that old and foreign checkpoints lack.
 _STATISTICS = "statistics"  # the key of a saved group with those of its unit
+#: Values of group keys that old and foreign checkpoints lack.
 _ABSENT = {"maximize": False, "capturable": False, "differentiable": False}
+_OURS = (*GROUP_OPTIONS, *UNIT_KEYS, "unit", *SWITCHES)  # keys that torch's groups do not have
 
 
 def without_process_groups(group: dict[str, Any]) -> dict[str, Any]:
     """A group of parameters with ``None`` in place of process groups, which belong to a running program and cannot be pickled. The keys
     stay: torch's flattened form reads all that the optimizer has."""
     return {key: None if isinstance(value, ProcessGroup) else value for key, value in group.items()}
-
-
-def kept(live: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
-    """The entries that a group keeps when another takes its place: process groups, and its format of moments if that one has none."""
-    own = {key: value for key, value in live.items() if isinstance(value, ProcessGroup)}
-    if "state_dtype" in live and "state_dtype" not in loaded:
-        own["state_dtype"] = live["state_dtype"]
-    return own
 
 
 class Uncast:
@@ -61,6 +55,7 @@ class CheckpointCodec:
 
     def __init__(self, name: str, algorithm: Algorithm, checks: GroupChecks, store: StateStore):
         self._name, self._algorithm, self._checks, self._store = name, algorithm, checks, store
+        self._ours = {*_OURS, *algorithm.absent} - {"algorithm"}  # which goes with the state
 
     # ---- to a checkpoint ----
 
@@ -105,7 +100,7 @@ class CheckpointCodec:
         new = []
         for group, loaded in zip(groups, saved["param_groups"], strict=True):
             names = {key: group[key] for key in ("params", "param_names", "unit") if key in group}
-            new.append({**loaded, **kept(group, loaded), **names})
+            new.append({**loaded, **self.kept(group, loaded), **names})
         numbers = [number for group in saved["param_groups"] for number in group["params"]]
         params = [param for group in groups for param in group["params"]]
         found = zip(numbers, params, strict=True)
@@ -120,6 +115,12 @@ class CheckpointCodec:
         return copies
 
     # ---- from a checkpoint ----
+
+    def kept(self, live: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
+        """The entries that a group keeps when another takes its place: process groups, and keys of this package that that one
+        lacks."""
+        own = {key: value for key, value in live.items() if isinstance(value, ProcessGroup)}
+        return own | {key: value for key, value in live.items() if key in self._ours and key not in loaded}
 
     def shield(self, _: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
         """The hook that keeps torch's load_state_dict from casting."""

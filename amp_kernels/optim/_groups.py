@@ -31,6 +31,7 @@ from ._options import (
     Options,
     check_betas,
     check_group_options,
+    check_unit,
     check_unit_options,
     checked_switch,
     misspelt,
@@ -98,12 +99,8 @@ class GroupChecks:
         self._algorithm.of(group).check_group(self._name, group)
 
     def _complete_unit(self, group: dict[str, Any]) -> None:
-        unit, options = group.get("unit"), self.options
-        if "unit" in group and not (isinstance(unit, str) and options.independent_groups):
-            raise ValueError(
-                f"{self._name}: unit of a group is {unit!r}, and independent_groups is {options.independent_groups}; accepted: a string, "
-                "with independent_groups=True"
-            )
+        options = self.options
+        check_unit(self._name, group, options.independent_groups)
         if options.independent_groups:
             for key in UNIT_KEYS:
                 group.setdefault(key, getattr(options, key))

@@ -68,10 +68,12 @@ class Pipeline:
 
     def drain(self) -> None:
         """Wait for all jobs; raises the first error."""
-        pending, self._pending = self._pending, []
-        errors = [error for error in [job.exception() for job in pending] if error is not None]
-        if errors:
-            raise errors[0]
+        errors = []
+        while self._pending:  # an interrupt leaves the rest for the next call
+            errors.append(self._pending[0].exception())
+            self._pending.pop(0)
+        for error in filter(None, errors):
+            raise error
 
 
 def _start_with(threads: int) -> None:
@@ -200,7 +202,8 @@ class HostUpdates:
     def add(self, group: int, place: Place, grad: Tensor) -> None:
         """Take a gradient over, which may be freed then. The update comes with a full bucket, or with :meth:`finish`."""
         place.adopt_write()
-        (pipeline, lanes), own, stays = self._line(place.own.device), place.own, self.kept.get(id(place.param)) is grad
+        (pipeline, lanes), own = self._line(place.own.device), place.own
+        stays = self.kept.get(id(place.param)) is grad or grad.device != own.device  # it is in host memory
         nbytes = own.nbytes if stays else max(own.nbytes, grad.nbytes)
         key = own.device, self._algorithm.of(place.block.group)
         bucket = self._open.get(key)
@@ -281,11 +284,13 @@ class HostUpdates:
 
         @torch.no_grad()
         def back(_: Tensor) -> None:
-            for place, weight in zip(bucket.places, bucket.weights, strict=True):
+            # After a backward that failed a parameter may have been written meanwhile: that write came later.
+            pairs = [pair for pair in zip(bucket.places, bucket.weights, strict=True) if not pair[0].was_written]
+            for place, weight in pairs:
                 weight.copy_(place.piece)
-            lanes.up((place.own, weight) for place, weight in zip(bucket.places, bucket.weights, strict=True))
-            walks.bump_versions([p.param for p in bucket.places if is_dtensor(p.param)])
-            for place in bucket.places:
+            lanes.up((place.own, weight) for place, weight in pairs)
+            walks.bump_versions([place.param for place, _ in pairs if is_dtensor(place.param)])
+            for place, _ in pairs:
                 place.mark_clean()
 
         self._done += bucket.places

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import compress
 from typing import Any
 
 from torch import Tensor
@@ -91,7 +92,7 @@ class HasUnits(Optimizer):
         old = [dict(group) for group in groups]
         try:
             for group, values in zip(groups, new, strict=True):
-                group.update(values)
+                group.update(values, fused=True, foreach=None)
             self._plan.units.read(self.param_groups)
             self._checks.common("seed", self.param_groups)
             self._replace_state(groups, {param: values for _, param, values in loaded.entries})
@@ -116,5 +117,6 @@ class HasUnits(Optimizer):
     def _replace_state(self, groups: list[dict[str, Any]], found: dict[Tensor, dict[str, Any]]) -> None:
         """Give the parameters of some groups these states, and new ones to those that have another."""
         params = [(group, param) for group in groups for param in group["params"]]
-        entries = [(group, p, found.get(p, {})) for group, p in params if p in found or id(p) in self._store.places]
+        has_state = [p in found or id(p) in self._store.places or bool(self.state.get(p)) for _, p in params]
+        entries = [(group, p, found.get(p, {})) for group, p in compress(params, has_state)]
         self._store.commit(self._store.pack(entries, load=bool(found)), self.state)

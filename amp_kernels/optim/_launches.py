@@ -95,16 +95,16 @@ def make_batches(
     """The batches of the ``active`` parameters, each given with the number of its group. ``number``: of all the optimizer's parameters,
     by id, as in the state_dict. ``counts``: which of them count on this rank in norms. ``op_of(group)``: the op that updates a group.
     ``numbered``: of each parameter the number that its random bits depend on, and the number of parameters it is counted among;
-    ``None``: its number, and all."""
+    ``None``: its number, and all. Parameters of several devices are apart also where their state is in host memory: their gradients are
+    not."""
     if not all(counts):
         active = sorted(active, key=lambda entry: not counts[number[id(entry[1].param)]])
     by_device: dict[tuple[torch.device, UpdateOp], list[tuple[int, Place, Tensor]]] = defaultdict(list)
     for group, place in active:
-        piece = place.piece
-        by_device[piece.device, op_of(place.block.group)].append((group, place, piece))
+        by_device[place.own.device, op_of(place.block.group)].append((group, place, place.piece))
     batches = []
-    for (device, op), members in by_device.items():
-        places = [place for _, place, _ in members]
+    for (_, op), members in by_device.items():
+        places, device = [place for _, place, _ in members], members[0][2].device
         numbers = [number[id(place.param)] for place in places]
         group_of = {place.block: group for group, place, _ in members}
         position = {block: i for i, block in enumerate(group_of)}
@@ -262,7 +262,7 @@ class CachedStep:
     ``key`` for all else. With ``tables`` the launches get tables instead of lists.
 
     ``units``: of each parameter the number of its unit, for an optimizer with independent groups; ``asked``: those that the step was
-    asked to take. If it is ``masked``, another step may have other units: ``present`` are those that take part.
+    asked to take. If it is ``masked``, another step may have other units: ``present`` are those that take part; ``None``: all do.
     """
 
     present: frozenset[int] | None = None
@@ -317,9 +317,10 @@ class CachedStep:
                 return None
             launches.append(Launch(batch, [], table) if self.with_tables else Launch(batch, table.grads(), None))
         if self._masked:
-            self.present = frozenset().union(*(table.present() for _, table in self.tables))
-            if not all(table.is_whole(self.present) for _, table in self.tables):
+            present = frozenset().union(*(table.present() for _, table in self.tables))
+            if not all(table.is_whole(present) for _, table in self.tables):
                 return None
+            self.present = present if any(table.taken() for _, table in self.tables) else None
         return launches
 
 

@@ -45,8 +45,8 @@ class MixedPrecision(TypedDict, total=False):
             a ``state_dtype`` of its own, such as float32 for embeddings beside 8 bits; it counts when the state is made or loaded.
         state_device: ``"cpu"`` keeps moments, averages and what parameters lack of their masters in CPU memory, and copies of the
             parameters beside them. Gradients leave the device in buckets, the CPU updates, and the weights return. The norm and the check
-            for non-finite gradients are taken before, where the gradients are. Not together with ``independent_groups`` or
-            ``spike_zscore``.
+            for non-finite gradients are taken before, where the gradients are. It cannot be changed later. Not together with
+            ``independent_groups`` or ``spike_zscore``.
         independent_groups: each parameter group, or all groups with the same ``unit`` (a string in the group), is a unit that
             steps as an optimizer of its own, in the launches of one: it has its own norm, clipping, check for non-finite gradients, skip
             and random bits. Groups may then also have a ``max_grad_norm`` and a ``skip_nonfinite``, the same in all groups
@@ -187,14 +187,27 @@ class OptionAttribute(Generic[Value]):
         setattr(optimizer._options, self._name, getattr(checked, self._name))
 
 
+class FixedAttribute(OptionAttribute[Value]):
+    """One that cannot be changed later."""
+
+    def __set__(self, optimizer: Any, value: Value) -> None:
+        if value != (own := getattr(optimizer._options, self._name)):
+            raise ValueError(
+                f"{type(optimizer).__name__}: {self._name} is set to {value!r}, and the optimizer was made with {own!r}; accepted: a new "
+                "optimizer, which loads state_dict() of this one"
+            )
+
+
 class UnitsAttribute(OptionAttribute[bool]):
-    """``independent_groups``: turning it on gives each group the keys that it lacks."""
+    """``independent_groups``: turning it on gives each group the keys that it lacks, and off takes them."""
 
     def __set__(self, optimizer: Any, value: bool) -> None:
         super().__set__(optimizer, bool(value))
-        for group in optimizer.param_groups if value else ():
+        for group in optimizer.param_groups:
             for key in UNIT_KEYS:
-                group.setdefault(key, getattr(optimizer._options, key))
+                group.setdefault(key, getattr(optimizer._options, key)) if value else group.pop(key, None)
+            if not value:
+                group.pop("unit", None)
 
 
 class GroupOptionAttribute(OptionAttribute[Value]):
@@ -299,8 +312,18 @@ def _check_accepted(optimizer: str, name: str, value: Any) -> None:
         raise ValueError(f"{optimizer}: {name} is {value!r}; accepted: {wanted}")
 
 
+def check_unit(optimizer: str, group: Mapping[str, Any], independent: bool) -> None:
+    """Raise for a name of a unit that is none, or that nothing reads."""
+    if "unit" in group and not (isinstance(group["unit"], str) and independent):
+        raise ValueError(
+            f"{optimizer}: unit of a group is {group['unit']!r}, and independent_groups is {independent}; accepted: a string, with "
+            "independent_groups=True"
+        )
+
+
 def check_unit_options(optimizer: str, options: Mapping[str, Any]) -> None:
     """Raise if an option of the decision about a norm is not acceptable. ``options`` has all of :data:`UNIT_KEYS`."""
+    checked_switch(optimizer, "skip_nonfinite", options["skip_nonfinite"])
     if options["max_grad_norm"] is not None:
         lists.check_number(optimizer, "max_grad_norm", options["max_grad_norm"], 0.0)
     zscore, decay, warmup, action = (options[name] for name in SPIKE_OPTIONS)

@@ -47,6 +47,8 @@ class StepPlan(Collector):
 
     def forget(self) -> None:
         """Drop everything that is cached."""
+        if self.host is not None:
+            self.host.finish()  # which needs it
         super().forget()
         self._needs_norm: bool | None = None  # the last step; None: it has none
         self._alone: tuple = ()  # what the steps of single parameters share, besides groups and state,
@@ -66,7 +68,7 @@ class StepPlan(Collector):
         if self.cached is not None and self.cached.present is not None:
             request = request._replace(units=self.cached.present)
         self._store.marks.clear()
-        if not (launches or self._agreement or self._warned):
+        if not (launches or self._agreement or self._warned or request.units == frozenset()):
             self._warned = True
             warnings.warn(
                 f"{self._name}: no parameter has a gradient, so the step changes nothing; accepted: a step after backward(), and "
@@ -128,10 +130,12 @@ class StepPlan(Collector):
         flag = largest_flag([request.found_inf, *answer.found_infs.values()], torch.device("cpu"))
         if flag is None or not flag.item() > 0:
             self._begin_on_host(groups, packed, request, answer)
-            for batch, grads, _ in launches:
-                for param, grad, group in zip(batch.params, grads, batch.groups_of_params, strict=True):
-                    self.host.add(group, self._store.places[id(param)], grad)
-            self.host.finish()
+            try:
+                for batch, grads, _ in launches:
+                    for param, grad, group in zip(batch.params, grads, batch.groups_of_params, strict=True):
+                        self.host.add(group, self._store.places[id(param)], grad)
+            finally:  # an interrupt leaves no part of a bucket for the next step
+                self.host.finish()
 
     def _begin_on_host(self, groups: Groups, packed: PackedGroups, request: StepRequest, answer: StepAnswer) -> None:
         number = {id(param): i for i, param in enumerate(self._params)}
@@ -272,11 +276,12 @@ class StepPlan(Collector):
         params = list(chain.from_iterable([group["params"] for group in groups]))
         places = [(_address(param), param.requires_grad) for param in params]
         shared = [group.get("shard_group") for group in groups]
-        numbers = [*self.hyper.packed(groups).fixed_numbers(), self._options.seed]
+        numbers, read = [*self.hyper.packed(groups).fixed_numbers(), self._options.seed], []
         if self.units is not None:
             self.units.read(groups)
-            numbers += [self.units.of_groups, self.units.values, self.cached and self.cached.present]
-        return [self._batches, *state.values(), *params], [numbers, places, shared]
+            numbers += [self.units.of_groups, self.units.values]
+            read = self.units.tensors()
+        return [self._batches, *state.values(), *params, *read], [numbers, places, shared]
 
     @contextmanager
     def replay(self) -> Iterator[None]:

@@ -99,8 +99,8 @@ class ReleasedGradients:
         self._updated: set[int] = set()  # ids of parameters, since the last step()
         self._scaled_kept = False  # whether kept gradients carry a scale
         self._holds = 0
-        self._task = self._scaled = -1  # numbers of backwards: the last one, and the last one of a scaled loss
-        self._scale: Tensor | None = None  # of that loss
+        self._task = -1  # the number of the last backward
+        self._scaled: Callable[[], _Scaled | None] = _nothing  # the last one of a scaled loss, while it lasts
         self._unfinished: list[weakref.ref[_Backward]] = []
         self._lock = threading.Lock()  # backward has a thread for each device
         params = [param for param in optimizer._params() if param.requires_grad]
@@ -156,23 +156,20 @@ class ReleasedGradients:
             task = torch._C._current_graph_task_id()
             if task != self._task or task < 0:
                 self._begin(optimizer, task)
-            if plan.host is not None and self._waits(optimizer, task):
-                is_scaled = task == self._scaled >= 0
-                if plan.keep_alone(param, self._scale if is_scaled else None):
-                    self._scaled_kept |= is_scaled
+            scaled = self._scaled()
+            if plan.host is not None and (scaled or optimizer.max_grad_norm is not None or optimizer.skip_nonfinite):
+                # One decision for all gradients comes before the first update.
+                if plan.keep_alone(param, scaled and scaled.scale):
+                    self._scaled_kept |= scaled is not None
                     param.grad = None
             elif plan.step_alone(param, optimizer.param_groups, optimizer.state):
                 self._updated.add(key)
                 param.grad = None
 
-    def _waits(self, optimizer: FusedOptimizer, task: int) -> bool:
-        """True if one decision for all gradients comes before the first update."""
-        return optimizer.max_grad_norm is not None or bool(optimizer.skip_nonfinite) or task == self._scaled >= 0
-
     def _begin(self, optimizer: FusedOptimizer, task: int) -> None:
         """At the first gradient of a backward, before anything is written."""
         self._refuse_after_failure(optimizer)
-        if task == self._scaled >= 0 and optimizer._plan.host is None:
+        if self._scaled() and optimizer._plan.host is None:
             raise RuntimeError(
                 f"{type(optimizer).__name__}: the loss was scaled by GradScaler, which checks all gradients before an update, and each is "
                 "released as it arrives; accepted: a loss without a scale, or state_device='cpu'"
@@ -247,6 +244,25 @@ class _Backward:
         self._unfinished.remove(self._own)
 
 
+class _Scaled:
+    """The backward of a loss with a ``scale``. autograd keeps it to the end, also of a failed one, and so through backwards within it,
+    as of reentrant checkpoints."""
+
+    def __init__(self, scale: Tensor | None) -> None:
+        self.scale, self._handles = scale, list(_handles)
+        for handle in self._handles:
+            handle._scaled = weakref.ref(self)
+
+    def __call__(self) -> None:
+        for handle in self._handles:
+            if handle._scaled() is self:
+                handle._scaled = _nothing
+
+
+def _nothing() -> None:
+    """No backward."""
+
+
 def watch_scaled(losses: Any, scale: Tensor | None) -> None:
     """Have the backward of losses with a ``scale``, a tensor or tensors in lists, tell the handles so."""
     for loss in pytree.tree_leaves(losses) if _handles else ():
@@ -255,8 +271,7 @@ def watch_scaled(losses: Any, scale: Tensor | None) -> None:
 
 
 def _note_scaled(scale: Tensor | None, _: Tensor) -> None:
-    for handle in list(_handles):
-        handle._scaled, handle._scale = torch._C._current_graph_task_id(), scale
+    torch.autograd.Variable._execution_engine.queue_callback(_Scaled(scale))
 
 
 def _refuse(optimizer: FusedOptimizer) -> None:

@@ -268,6 +268,15 @@ class Place:
         """True for a parameter with a master or a twin, which can miss a write to it, and a version counter, which shows the write."""
         return (self.block.master.numel() > 0 or self.twin is not None) and not self.param.is_inference()
 
+    @property
+    def was_written(self) -> bool:
+        """True if the parameter was written since it was marked clean, where that counts and is seen."""
+        if not self.needs_adoption:
+            return False
+        versions = walks.versions(self.watched)
+        known = self.versions[self.index : self.index + len(versions)]
+        return known != versions or self.address != self.own.data_ptr()
+
     def view(self, buffer: Tensor) -> Tensor:
         """This parameter's part of a buffer of its block."""
         return view_like(buffer, self.piece, self.offset)
@@ -290,11 +299,7 @@ class Place:
         Until the next step, a master and an average that no load has brought also follow a weight that changed without a version.
         """
         followers, piece = self._followers(), self.beside
-        written = "master" in followers
-        if self.needs_adoption:
-            versions = walks.versions(self.watched)
-            known = self.versions[self.index : self.index + len(versions)]
-            written |= known != versions or self.address != self.own.data_ptr()
+        written = "master" in followers or self.was_written
         if self.twin is not None and (written or followers):
             self.twin.copy_(self.own)
         if written and self.block.master.numel():

@@ -401,9 +401,12 @@ class StateStore:
 
     # ---- writes of others to parameters ----
 
+    @torch.no_grad()
     def mark_clean(self) -> None:
         """Record that all masters agree with the parameters as they are now."""
         for place in self.places.values():
+            if place.twin is not None:
+                place.twin.copy_(place.own)
             place.mark_clean()
 
     @torch.no_grad()
@@ -416,6 +419,7 @@ class StateStore:
     @torch.no_grad()
     def reload_params(self) -> None:
         """Set all masters to the parameters, without extra bits, and copy the parameters into the shadows."""
+        self.complete()
         for place in self.places.values():
             master = place.block.master
             if place.twin is not None:

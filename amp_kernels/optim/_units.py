@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from .._raw.judge_units import op as judge_units_
 from .._sharding.agreement import Agreement
 from ._gradients import StepAnswer, StepRequest, by_device, home_device
 from ._launches import DeviceBatch, Launch
-from ._options import UNIT_KEYS, Options, check_unit_options
+from ._options import UNIT_KEYS, Options, check_unit, check_unit_options
 
 _values_of = operator.itemgetter(*UNIT_KEYS)
 
@@ -62,6 +62,7 @@ class Units:
         self._statistics: Tensor | None = None
         self._results: tuple[list[str | int], Tensor] | None = None
         self._read: tuple[list, list] = ([], [])
+        self._groups: list[dict[str, Any]] = []  # that were read
         #: The unit of each group, of each unit its name and its values of :data:`UNIT_KEYS`.
         self.of_groups: list[int] = []
         self.names: list[str | int] = []
@@ -76,20 +77,25 @@ class Units:
         self._batches: list[DeviceBatch] = []
         self._agreed: tuple[Any, Any] = (None, None)  # the ranks that have the same units, and these
 
-    def read(self, groups: list[dict[str, Any]]) -> None:
-        """Note the unit of each group. Without ``independent_groups`` all are one.
+    def read(self, groups: list[dict[str, Any]], replaced: bool = False) -> None:
+        """Note the unit of each group. Without ``independent_groups`` all are one. ``replaced``: by a load, in place of those that were
+        read before.
 
         Raises:
             ValueError: groups of a unit differ in its keys, or one has a value that is not acceptable.
         """
         if not self._options.independent_groups:
             self.of_groups, self.names, self.values = [0] * len(groups), [0], [_values_of(vars(self._options))]
+            self._groups = []
             return
+        known = groups if replaced and len(groups) == len(self._groups) else self._groups
         names, values = [group.get("unit", i) for i, group in enumerate(groups)], list(map(_values_of, groups))
-        if (names, values) == self._read:
+        if (names, values) == self._read and same_objects(groups, known):
+            self._groups = list(groups)
             return
         found: dict[str | int, tuple] = {}
         for name, group, own in zip(names, groups, values, strict=True):
+            check_unit(self._name, group, True)
             check_unit_options(self._name, group)
             for key, value, first in zip(UNIT_KEYS, own, found.setdefault(name, own), strict=True):
                 if value != first:
@@ -99,7 +105,21 @@ class Units:
                     )
         self.names, self.values, self._read = list(found), list(found.values()), (names, values)
         number = {name: i for i, name in enumerate(found)}
-        self.of_groups = [number[name] for name in names]
+        of_groups = [number[name] for name in names]
+        units = {id(group): unit for group, unit in zip(known, self.of_groups, strict=False)}  # none before the first
+        pairs = [(unit, units[id(group)]) for unit, group in zip(of_groups, groups, strict=True) if id(group) in units]
+        self._follow(dict(reversed(pairs)))
+        self.of_groups, self._groups = of_groups, list(groups)
+
+    def _follow(self, before: dict[int, int]) -> None:
+        """Statistics belong to groups, wherever these are now. ``before``: the numbers that units had."""
+        kept, known = self._statistics, sorted(before.items())
+        if kept is None or (len(known) >= len(kept) and all(new == old for new, old in known)):
+            return
+        self._statistics, self._results = kept.new_zeros(len(self.names), len(STATISTICS)), None
+        for new, old in known:
+            if old < len(kept):
+                self._statistics[new] = kept[old]
 
     def of_params(self, groups: list[dict[str, Any]]) -> list[int]:
         """The unit of each parameter."""
@@ -272,6 +292,22 @@ class Units:
         device = torch.device("cpu") if self._statistics is None else self._statistics.device
         return self._statistics_on(device)[unit]
 
+    def tensors(self) -> list[Any]:
+        """What the last decision has read and written on the device."""
+        return [self._asked and self._asked[1], self._places[1], self._statistics]
+
+    def snapshot(self) -> Callable[[], None]:
+        """Copy the statistics. Returns a function that restores them."""
+        kept = None if self._statistics is None else self._statistics.clone()
+
+        def restore() -> None:
+            if self._statistics is not None:
+                self._statistics.zero_()
+            if kept is not None:
+                self._statistics[: len(kept)] = kept
+
+        return restore
+
     @torch.no_grad()
     def load_statistics(self, found: dict[int, Tensor | None]) -> None:
         """Set those of some units; ``None``: to zeros."""
@@ -281,7 +317,9 @@ class Units:
 
     def results(self) -> GroupResults:
         if self._results is None:
-            raise RuntimeError(f"{self._name}: group_results is read before the first step; accepted: after step()")
+            raise RuntimeError(
+                f"{self._name}: group_results is read before the first step of these groups; accepted: after step()"
+            )
         names, (norms, skipped, _) = self._results
         steps, skips = self._statistics[: len(names), :2].long().unbind(1)
         return GroupResults(names, norms, skipped > 0, steps, skips)

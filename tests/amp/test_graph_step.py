@@ -64,6 +64,7 @@ def train(run, step, batches=BATCHES):
     return losses
 
 
+UNITS = {"independent_groups": True, "spike_zscore": 2.5, "spike_warmup": 2}
 MORE = {
     "adamw unscale_grads": (ak.optim.AdamW, torch.float32, {"unscale_grads": True}),
     "adamw 8 bits": (
@@ -71,6 +72,7 @@ MORE = {
         torch.bfloat16,
         {"master_weights": "split24", "state_dtype": "8bit", "cautious": True, "decouple_lr": True, "weight_decay": 0.2},
     ),
+    "adamw units": (ak.optim.AdamW, torch.float32, UNITS),
 }  # fmt: skip
 
 
@@ -93,9 +95,10 @@ def test_the_bits_are_those_of_the_plain_loop(name):
     assert run.calls == 2 + 3 + 4  # prepared once
 
 
-def test_from_the_first_step_on():
+@pytest.mark.parametrize("options", [{}, UNITS])
+def test_from_the_first_step_on(options):
     """State and scale do not exist yet; learning rates are numbers, and become tensors."""
-    plain, run = tensor_rates(Run()), Run()
+    plain, run = tensor_rates(Run(options=options)), Run(options=options)
     torch.manual_seed(5)
     losses = train(plain, plain.train)
     expected = plain.state()

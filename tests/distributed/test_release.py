@@ -73,6 +73,34 @@ def test_bits_under_fully_shard(ranks, case, kinds):
     assert ranks.run(compared, case, kinds, world=2) == [(True, 0)] * 2
 
 
+def beside_cards(case):
+    """Weights and states after plain steps, and after steps with state in host memory of parameters whose mesh says that it is CUDA's."""
+    (make, dtype, options), found = CASES[case], []
+    for kinds in ({}, {"state_device": "cpu"}):
+        model = sharded(make, dtype)
+        optimizer, mesh = (
+            make_optimizer(case.split()[0], model, lr=1e-2, **options, **kinds),
+            model[0].weight.device_mesh,
+        )
+        for step in range(3):
+            x = torch.randn(3, model[0].in_features, generator=torch.Generator().manual_seed(step))
+            model(x.to(dtype)).float().square().sum().backward()
+            device_type, mesh._device_type = mesh._device_type, "cuda" if kinds else "cpu"
+            try:
+                optimizer.step()
+                optimizer.state_dict()
+            finally:
+                mesh._device_type = device_type
+            optimizer.zero_grad()
+        found.append([[param.detach().full_tensor(), states(optimizer, param)] for param in model.parameters()])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_state_stays_in_host_memory_whatever_the_mesh_says(ranks, case):
+    ranks.run(beside_cards, case, world=2)
+
+
 def refusals():
     """Of gradients that DistributedDataParallel would sum: at once, and in the backward after such a parameter came."""
     said, plain, model = [], DistributedDataParallel(nn.Linear(4, 4)), sharded(make_model, torch.float32)

@@ -76,7 +76,9 @@ class Wrapper(nn.Module):
 def test_the_last_tokens_alone_and_through_wrappers():
     model, ids = models(kind=Keeps)[1], tokens()
     full = ak.nn.token_log_probs(Wrapper(model), ids)
-    assert torch.equal(ak.nn.token_log_probs(model, ids, logits_to_keep=4), full[:, -3:])
+    for count in (0, 3):
+        found = ak.nn.token_log_probs(model, ids, torch.ones_like(ids), logits_to_keep=count + 1)
+        assert torch.equal(found, full[:, 6 - count :])
 
 
 def test_no_tensor_of_the_size_of_the_logits():

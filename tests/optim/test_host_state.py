@@ -6,9 +6,11 @@ import threading
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import amp_kernels as ak
-from amp_kernels.optim import _gradients, _host, _store
+from amp_kernels.optim import _gradients, _host, _state, _store
+from amp_kernels.optim._collect import Active
 
 from .optimizers import NAMES, bf16, f16
 from .released import (
@@ -198,17 +200,22 @@ def test_bits_after_changes_between_steps(change, released):
     assert_same(*found)
 
 
+@pytest.mark.parametrize("way", ["state_dict", "file"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_checkpoints_go_both_ways(layout):
+def test_checkpoints_go_both_ways(layout, way, tmp_path):
     dtype, options = LAYOUTS[layout]
     plain = make("AdamW", dtype, **options)
     train(*plain[:2], None, range(6))
     model, optimizer, _ = make("AdamW", dtype, **options)
     for steps, kind in ((range(2), {}), (range(2, 4), HOST), (range(4, 6), {})):
         saved = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+        ak.checkpoint.save(tmp_path / "1.pt", model=model, optimizer=optimizer)
         model, optimizer, _ = make("AdamW", dtype, **options, **kind)
-        model.load_state_dict(saved[0])
-        optimizer.load_state_dict(saved[1])
+        if way == "file":
+            ak.checkpoint.load(tmp_path / "1.pt", model=model, optimizer=optimizer)
+        else:
+            model.load_state_dict(saved[0])
+            optimizer.load_state_dict(saved[1])
         assert_same(
             snapshot(model, optimizer)[:2],
             [saved[0], [saved[1]["state"].get(i) for i in range(len(optimizer._params()))]],
@@ -295,6 +302,71 @@ def test_a_failed_backward(layer, decides):
     assert_same(snapshot(model, optimizer), snapshot(*others[:2]))
 
 
+@pytest.mark.parametrize("then", ["zero_grad", "state_dict", "offload_state", "reload_model_params"])
+def test_what_is_loaded_after_a_failed_backward_stays(then):
+    model, optimizer, handle = make("SGD", released=True, **HOST)
+    train(model, optimizer, handle, range(2))
+    saved, before = copy.deepcopy([model.state_dict(), optimizer.state_dict()]), snapshot(model, optimizer)
+    for loads in (False, True):
+        hook = fail_behind(model, 0)
+        with pytest.raises(ArithmeticError):
+            model(batch(2)).backward()
+        hook.remove()
+        model.load_state_dict(saved[0])
+        if loads:
+            optimizer.load_state_dict(saved[1])
+        getattr(optimizer, then)()
+        optimizer.zero_grad()
+        assert_same(model.state_dict(), saved[0])
+    assert_same(snapshot(model, optimizer), before)
+    train(model, optimizer, handle, range(3, 5))
+
+
+def test_an_interrupted_step_ends_with_what_it_took(monkeypatch):
+    model, optimizer, _ = make("SGD", **HOST)
+    plain = make("SGD")
+    for own in ((model, optimizer), plain[:2]):
+        train(*own, None, range(2))
+        own[0](batch(2)).backward()
+    taken, add = [], optimizer._plan.host.add
+
+    def stumble(group, place, grad):
+        if len(taken) == 2:
+            raise KeyboardInterrupt
+        taken.append([param is place.param for param in model.parameters()].index(True))
+        add(group, place, grad)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optimizer._plan.host, "add", stumble)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+    for i, param in enumerate(plain[0].parameters()):
+        param.grad = param.grad if i in taken else None
+    plain[1].step()
+    for own in ((model, optimizer), plain[:2]):
+        own[1].zero_grad()
+        train(*own, None, range(3, 5))
+    assert_same(snapshot(model, optimizer), snapshot(*plain[:2]))
+
+
+def test_gradients_in_host_memory_stay_there_and_those_of_several_devices_are_apart(monkeypatch):
+    """A parameter of no device stands for one on a second card."""
+    model, optimizer, _ = make("SGD", **HOST)
+    train(model, optimizer, None, range(2))
+    plan, (first, *others) = optimizer._plan, optimizer._store.places.values()
+    elsewhere = property(lambda it: it.param.detach().to("meta") if it is first else it.param)
+    monkeypatch.setattr(_state.Place, "own", elsewhere)
+    active = Active(groups=[0] * (1 + len(others)), places=[first, *others])
+    batches = plan._make_batches(active, {id(param): i for i, param in enumerate(optimizer._params())})
+    assert [(len(it.params), it.device.type) for it in batches] == [(1, "cpu"), (len(others), "cpu")]
+    monkeypatch.setattr(_state.Place, "adopt_write", lambda _: None)
+    grad = torch.ones_like(first.param)
+    plan.host.add(0, first, grad)
+    (bucket,) = plan.host._open.values()
+    assert bucket.grads[0] is grad
+    plan.host._open.clear()
+
+
 @KINDS
 @pytest.mark.parametrize("max_norm", [None, 0.01])
 def test_scalers(released, max_norm):
@@ -307,6 +379,21 @@ def test_scalers(released, max_norm):
             optimizer.zero_grad()
         found.append([snapshot(model, optimizer), scaler.state_dict()])
         assert 0 < optimizer.state[model.layers[1].weight]["momentum_buffer"].abs().sum() < torch.inf
+    assert_same(*found)
+
+
+def test_a_scale_reaches_reentrant_checkpoints():
+    found = []
+    for host in (False, True):
+        model, optimizer, _ = make("SGD", released=host, **(HOST if host else {}))
+        scaler = ak.GradScaler("cpu", init_scale=2.0**10)
+        for step in range(3):
+            x = batch(step).requires_grad_()
+            for layer in model.layers[:-1]:
+                x = checkpoint(layer, x, use_reentrant=True).tanh()
+            step_under(scaler, optimizer, x.square().mean())
+            optimizer.zero_grad()
+        found.append(snapshot(model, optimizer))
     assert_same(*found)
 
 
@@ -367,6 +454,11 @@ def test_refusals():
     optimizer = make("AdamW", **HOST)[1]
     with pytest.raises(ValueError, match=r"AdamW: spike_zscore is 6\.0 and state_device is 'cpu'"):
         optimizer.spike_zscore = 6.0
+    for made, later in (("cpu", None), (None, "cpu")):
+        with pytest.raises(
+            ValueError, match=f"state_device is set to {later!r}, and the optimizer was made with {made!r}"
+        ):
+            make("AdamW", state_device=made)[1].state_device = later
     with pytest.raises(ValueError, match="SGD: unscale_grads is True, which needs all gradients"):
         make("SGD", released=True, unscale_grads=True, **HOST)
     model, optimizer, _ = make("SGD", **HOST)

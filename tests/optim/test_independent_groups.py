@@ -1,5 +1,8 @@
 """``independent_groups=True``: each unit has the bits of an optimizer of its own, whatever the others do."""
 
+import copy
+import warnings
+
 import pytest
 import torch
 
@@ -133,6 +136,9 @@ def test_a_step_of_some_units():
     assert params_of(optimizer)[1] not in optimizer.state
     with pytest.raises(ValueError, match=r"AdamW: there is no unit 'x'; accepted: 0, 1, 2"):
         optimizer.step(units=["x"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make().step(units=[])
 
 
 @pytest.mark.parametrize("way", ["checked in the step", "unscaled before", "unscale_grads", "torch's scaler"])
@@ -280,6 +286,23 @@ def test_refused_groups(options, group, message):
         akopt.AdamW([{"params": [torch.nn.Parameter(torch.ones(3))], **group}], **options)
 
 
+@pytest.mark.parametrize(
+    ("written", "error", "message"),
+    [
+        ({"skip_nonfinite": "no"}, TypeError, "AdamW: skip_nonfinite is 'no', of type str; accepted: True, False"),
+        ({"unit": ["a"]}, ValueError, r"AdamW: unit of a group is \['a'\]"),
+        ({"unit": 1}, ValueError, "AdamW: unit of a group is 1"),
+    ],
+)
+def test_keys_that_are_written_later_are_checked(written, error, message):
+    optimizer = make()
+    give(optimizer, 1.0, 1.0, 1.0)
+    optimizer.param_groups[0].update(written)
+    with pytest.raises(error, match=message):
+        optimizer.step()
+    assert not optimizer.state
+
+
 def test_groups_of_a_unit_agree():
     optimizer = make()
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))], "unit": "a", "max_grad_norm": 1.0})
@@ -304,8 +327,11 @@ def test_groups_become_independent():
     give(optimizer, 1.0, 1.0)
     optimizer.step()
     optimizer.independent_groups = True
+    optimizer.param_groups[0]["unit"] = "a"
     optimizer.step()
     assert [p[0].item() for p in params_of(optimizer)] == pytest.approx([0.5 - 0.5**1.5] * 2, rel=1e-5)
+    optimizer.independent_groups = False
+    assert not {"unit", "max_grad_norm", "spike_zscore"} & copy.deepcopy(optimizer).param_groups[0].keys()
 
 
 def test_a_checkpoint_has_the_limits_of_the_groups():

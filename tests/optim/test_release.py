@@ -248,11 +248,13 @@ def test_recomputed_layers(reentrant):
 # ---- scales ----
 
 
-def test_a_scaled_loss_is_refused_before_the_first_update():
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_scaled_loss_is_refused_before_the_first_update(reentrant):
     for losses in (lambda loss: loss, lambda loss: [loss, loss]):
         model, optimizer, handle = make("SGD", released=True)
-        before = snapshot(model, optimizer)
-        scaled = ak.GradScaler("cpu").scale(losses(model(batch(0))))
+        before, x = snapshot(model, optimizer), batch(0).requires_grad_()
+        loss = checkpoint(model, x, use_reentrant=True) if reentrant else model(x)
+        scaled = ak.GradScaler("cpu").scale(losses(loss))
         with pytest.raises(RuntimeError, match="SGD: the loss was scaled by GradScaler"):
             torch.autograd.backward(scaled)
         assert_same(snapshot(model, optimizer), before)

@@ -193,6 +193,64 @@ def test_counts_move_with_a_unit():
     assert [optimizer.state[p]["step"].item() for p in params_of(optimizer)] == [4.0, 1.0, 4.0]
 
 
+def test_counts_follow_their_groups():
+    """Groups leave, come, change places and names."""
+    optimizer = make()
+    for values in ((1.0, 1.0, 1.0), (None, 1.0, 1.0), (None, None, 1.0)):
+        give(optimizer, *values)
+        optimizer.step()
+
+    def counts():
+        return [group["statistics"][0].item() for group in optimizer.state_dict()["param_groups"]]
+
+    assert counts() == [1, 2, 3]
+    optimizer.state.pop(*optimizer.param_groups.pop(0)["params"])
+    assert counts() == [2, 3]
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
+    optimizer.param_groups.reverse()
+    assert counts() == [0, 3, 2]
+    optimizer.param_groups[1]["unit"] = "last"
+    give(optimizer, None, 1.0, 1.0)
+    optimizer.step()
+    results = optimizer.group_results
+    assert results.units == [0, "last", 2]
+    assert counts() == results.steps.tolist() == [0, 4, 3]
+
+
+def test_keys_that_a_load_lacks_stay():
+    weights = [torch.nn.Parameter(torch.ones(4, 4)) for _ in range(2)]
+    theirs = torch.optim.Muon(weights[:1])
+    weights[0].grad = torch.ones(4, 4)
+    theirs.step()
+    ours = {"heads": 2, "flatten": True, "cautious": True}
+    optimizer = akopt.Muon([{"params": weights[1:], **ours}])
+    optimizer.load_state_dict(theirs.state_dict())
+    assert ours.items() <= optimizer.param_groups[0].items()
+    theirs = torch.optim.AdamW([torch.nn.Parameter(torch.ones(4))], lr=0.5)
+    group = {"params": [torch.nn.Parameter(torch.ones(4))], "unit": "a", "max_grad_norm": 0.5, "ema_decay": 0.5}
+    optimizer = akopt.AdamW([group], independent_groups=True)
+    give(theirs, 1.0)
+    theirs.step()
+    for load in (lambda state: optimizer.load_unit_state_dict("a", state), optimizer.load_state_dict):
+        load(theirs.state_dict())
+        (group,) = optimizer.param_groups
+        assert [group[key] for key in ("unit", "max_grad_norm", "ema_decay", "lr")] == ["a", 0.5, 0.5, 0.5]
+        assert (group["fused"], group["foreach"]) == (True, None)
+        assert optimizer.state[group["params"][0]]["step"] == 1
+
+
+def test_a_unit_whose_state_has_to_grow_is_reset():
+    optimizer = make(2)
+    give(optimizer, 1.0, 1.0)
+    optimizer.step()
+    for group in optimizer.param_groups:
+        group["ema_decay"] = 0.5
+    optimizer.step(units=[0])
+    optimizer.reset_unit(1)
+    optimizer.step(units=[1])
+    assert [optimizer.state[p]["step"].item() for p in params_of(optimizer)] == [2, 1]
+
+
 def test_what_a_unit_cannot_load():
     optimizer = make()
     give(optimizer, 1.0, 1.0, 1.0)
