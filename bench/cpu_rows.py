@@ -25,7 +25,9 @@ import amp_kernels as ak
 from .harness.case import DTYPES
 
 SHAPES = "4x16 16x64 64x64 1024x64 1024x100 255x257 256x768 2048x768 16384x768 64x4097 16x50257 256x50257"
+FORMATS = ("fp32", "bf16", "fp16")
 EPS = 1e-5
+SAMPLE = 0.002  # seconds of a batch
 Call = Callable[[], Any]
 # op -> (rows, weight, bias, target) -> result, of torch and of this package
 PAIRS: dict[str, tuple[Callable, Callable]] = {
@@ -65,24 +67,24 @@ def calls(op: str, rows: int, columns: int, dtype: torch.dtype, backward: bool) 
     return call_of(theirs), call_of(ours)
 
 
-def least_times(pair: tuple[Call, Call], rounds: int, sample: float, clock: Callable[[], float]) -> list[float]:
-    """Seconds of a call of each: the least of `rounds` batches, each of about `sample` seconds, taken in turns."""
+def least_times(pair: tuple[Call, Call], rounds: int) -> list[float]:
+    """Seconds of a call of each: the least of `rounds` batches, each of about `SAMPLE` seconds, taken in turns."""
     repeats = []
     for call in pair:
         call()
-        begin = clock()
+        begin = time.thread_time()
         for _ in range(3):
             call()
-        repeats.append(max(1, int(sample / max((clock() - begin) / 3, 1e-7))))
+        repeats.append(max(1, int(SAMPLE / max((time.thread_time() - begin) / 3, 1e-7))))
     least = [float("inf")] * 2
     for round_ in range(rounds):
         for which in (0, 1) if round_ % 2 else (1, 0):
             call = pair[which]
             call()  # what the other one left in the caches
-            begin = clock()
+            begin = time.thread_time()
             for _ in range(repeats[which]):
                 call()
-            least[which] = min(least[which], (clock() - begin) / repeats[which])
+            least[which] = min(least[which], (time.thread_time() - begin) / repeats[which])
     return least
 
 
@@ -98,34 +100,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ops", nargs="*", default=list(PAIRS), choices=list(PAIRS))
     parser.add_argument("--shapes", nargs="*", default=SHAPES.split(), help="rows x columns")
-    parser.add_argument("--dtypes", nargs="*", default=["fp32", "bf16", "fp16"], choices=["fp32", "bf16", "fp16"])
-    parser.add_argument("--passes", nargs="*", default=["forward", "both"], choices=["forward", "both"])
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--sample", type=float, default=0.002, help="seconds of a batch")
-    parser.add_argument("--threads", type=int, default=1, help="more than one are timed by the clock on the wall")
-    parser.add_argument("--autocast", action="store_true", help="under torch.autocast to bf16")
-    parser.add_argument("--times", action="store_true", help="microseconds of torch and ours after each ratio")
+    parser.add_argument("--rounds", type=int, default=20)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    clock = time.thread_time if options.threads == 1 else time.perf_counter
-    print(
-        f"torch {torch.__version__}, {options.threads} threads; {', '.join(options.dtypes)}: torch's time over ours\n"
-    )
+    torch.set_num_threads(1)
+    print(f"torch {torch.__version__}, 1 thread; {', '.join(FORMATS)}: torch's time over ours\n")
     gc.disable()
     keep_freed_memory()
     for op in options.ops:
-        for which in options.passes:
+        for which in ("forward", "both"):
             print(f"| {op}, {which} | " + " | ".join(options.shapes) + " |", flush=True)
             cells = []
             for shape in options.shapes:
                 rows, columns = map(int, shape.split("x"))
                 found = []
-                for dtype in options.dtypes:
+                for dtype in FORMATS:
                     pair = calls(op, rows, columns, DTYPES[dtype], which == "both")
-                    with torch.autocast("cpu", torch.bfloat16, enabled=options.autocast):
-                        theirs, ours = least_times(pair, options.rounds, options.sample, clock)
-                    note = f" ({1e6 * theirs:.4g}/{1e6 * ours:.4g})" if options.times else ""
-                    found.append(f"{theirs / ours:.2f}{note}")
+                    theirs, ours = least_times(pair, options.rounds)
+                    found.append(f"{theirs / ours:.2f}")
                 cells.append(", ".join(found))
             print("| | " + " | ".join(cells) + " |", flush=True)
 

@@ -44,7 +44,7 @@ FAMILIES = {
     "gemm_grouped": ("gemm/sm80/grouped.cu gemm/sm90/grouped.cuh device/tensor_map.cuh", "test_grouped"),
     "gemm_phases": ("gemm/phases.*", "test_gemm_phases"),
     "gemm_repack": ("gemm/sm90/repack.*", "test_gemm_repack"),
-    "glue": ("activation/glue.cpp column_sums/glue.* gradients/glue.cpp update/glue.cpp update/call.h", "emulator/test_glue.py"),
+    "glue": ("activation/glue.cpp column_sums/glue.* gradients/glue.cpp update/glue.cpp update/call.h", "emulate/ops/test_update_scale.py emulate/ops/test_activation_backward.py emulate/ops/test_column_sums.py emulator/test_glue.py"),
     "gemm_glue": (
         "gemm/glue*.cpp gemm/glue_operand.h gemm/launch.h gemm/plan.h",
         "emulator/test_glue.py emulator/test_grouped_glue.py emulator/test_segmented_glue.py emulator/test_gemm_tuning.py",

@@ -4,8 +4,6 @@ Kernels have tests of their own; here every argument gets a value of its own, so
 is full of NaN on the emulator and unreadable until written. Results are those of the CPU kernels to the bit.
 """
 
-import functools
-import math
 import re
 
 import pytest
@@ -15,7 +13,6 @@ import amp_kernels as ak
 from amp_kernels._dispatch.library import REGISTRY
 from amp_kernels._raw.check_and_norm import check_and_norm
 from amp_kernels._raw.unscale import unscale_
-from amp_kernels._raw.update_scale import op as update_scale_
 from amp_kernels.ops._shadows import fresh_shadow
 from amp_kernels.optim import _matrices
 
@@ -27,23 +24,6 @@ f64 = torch.float64
 
 
 # ---- sums
-
-
-@pytest.mark.parametrize("dtype", [f16, bf16, f32])
-def test_column_sums_of_any_strides(dtype):
-    """Rows for one share and for several; a matrix whose columns are adjacent is copied first."""
-    op = REGISTRY["column_sums"]
-    for rows, columns in ((7, 40), (450, 40), (70, 1), (130, 13), (0, 5), (2000, 0)):
-        x = integers(rows, columns, dtype=dtype)
-        wide = integers(rows, columns + 8, dtype=dtype)
-        for matrix in (
-            x,
-            wide[:, :columns],
-            wide[:, 3 : 3 + columns],
-            integers(columns, rows, dtype=dtype).t(),
-            x[:1].expand_as(x),
-        ):
-            assert_same_on_both(lambda op=op, matrix=matrix: op(matrix))
 
 
 def test_column_sums_refuse_what_they_cannot_read():
@@ -90,51 +70,7 @@ def test_unscale_reads_factor_and_flag_from_their_own_places():
     assert launches()[-1].arguments <= 4096
 
 
-@pytest.mark.parametrize("found", [[0.0], [0.0, 1.0], [0.0] * 40 + [1.0]])
-def test_update_scale_sees_every_flag_and_option(found):
-    for tracker, left in ((0, 3), (4, 3), (4, 1)):
-        state = [torch.tensor(64.0), torch.tensor(tracker, dtype=torch.int32), torch.tensor(left, dtype=torch.int32)]
-        flags = [torch.tensor(f) for f in found]
-        assert_same_on_both(
-            lambda s, t, h, flags: update_scale_(s, t, h, flags, 4.0, 0.125, 5, 16.0, 128.0, 3), *state, flags
-        )
-        assert_same_on_both(
-            lambda *args: update_scale_(*args, 2.0, 0.5, 2000, 0.0, math.inf, 2, consecutive=True), *state, flags
-        )
-        counters = torch.tensor(7), torch.tensor(2)
-        assert_same_on_both(
-            lambda *args: update_scale_(*args[:4], 2.0, 0.5, 2000, 0.0, math.inf, 1, False, *args[4:]),
-            *state,
-            flags,
-            *counters,
-        )
-
-
 # ---- activations
-
-
-@pytest.mark.parametrize("dtypes", [(bf16, bf16), (f32, f16), (f32, f32)])
-def test_activation_backward_of_views(dtypes):
-    grad, z = integers(9, 6, dtype=dtypes[0]), integers(6, 9, dtype=dtypes[1], seed=1)
-    assert_same_on_both(lambda g, z: activation_backward(g, z.t(), activation="gelu"), grad, z)
-    assert_same_on_both(lambda g, z: activation_backward(g[:, ::2], z.t(), activation="swiglu"), grad, z)
-    assert_same_on_both(lambda g, z: activation_backward(g[0], z[:, 0], activation="silu"), grad, z)
-    assert_same_on_both(lambda g, z: activation_backward(g[:0], z.t()[:0], activation="silu"), grad, z)
-
-
-@pytest.mark.parametrize("activation", ["none", "relu", "swiglu"])
-@pytest.mark.parametrize("dtypes", [(bf16, bf16), (f32, f16), (f32, f32)])
-def test_activation_backward_and_its_column_sums(dtypes, activation):
-    """Of one share of the rows and of several, of views and of nothing: sums of integers are exact."""
-    gates = 2 if activation == "swiglu" else 1
-    for shape in ((7, 40), (450, 40), (3, 150, 24), (5,), (0, 8), (6, 0)):
-        grad, z = integers(*shape, dtype=dtypes[0]), integers(*shape[:-1], gates * shape[-1], dtype=dtypes[1], seed=1)
-        z = z if gates == 1 else 100 * z.sign() + 100  # silu of which is exact, like its derivative
-        call = functools.partial(activation_backward, activation=activation, bias_grad=True)
-        assert_same_on_both(call, grad, z)
-        assert_same_on_both(call, grad.mT.contiguous().mT if grad.ndim > 1 else grad, z)
-    with ak.backend("emulate"), pytest.raises(RuntimeError, match="preact must have 1 dimension or more and at most"):
-        REGISTRY["activation_backward"](torch.zeros(()), torch.zeros(()), activation="relu", bias_grad=True)
 
 
 def test_sums_of_columns_cost_no_pass_of_their_own():

@@ -44,11 +44,16 @@ def test_torchs_arguments_give_torchs_results():
         ("layer_norm", (), {"input": x, "normalized_shape": (6,), "weight": w, "bias": w, "eps": 0.1}),
         ("rms_norm", (), {"input": x, "normalized_shape": (6,), "weight": w, "eps": 0.1}),
         ("linear", (), {"input": x, "weight": x, "bias": w[:4]}),
+        ("gelu", (x,), {"approximate": "tanh"}),
+        ("silu", (torch.tensor(0.5),), {}),
     ]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of arguments that torch has given up
             got = getattr(ak.nn.functional, name)(*args, **options)
             torch.testing.assert_close(got, getattr(F, name)(*args, **options))
+    inplace = x.clone()
+    assert ak.nn.functional.silu(inplace, inplace=True) is inplace
+    assert torch.equal(inplace, F.silu(x))
     assert ak.nn.functional.linear(x, -x, activation="relu").min() == 0
     assert ak.nn.functional.cross_entropy(x, y, z_loss=1.0) > ak.nn.functional.cross_entropy(x, y)
 

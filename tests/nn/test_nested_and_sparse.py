@@ -93,3 +93,4 @@ def test_an_activation_is_applied_all_the_same(activation):
     linear = ak.nn.Linear(8, 6, activation=activation)
     for part, row in zip(linear(x).unbind(), x.unbind(), strict=True):
         torch.testing.assert_close(part, linear(row))
+    assert ak.gelu(x).is_nested

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import amp_kernels as ak
 from amp_kernels._checks.activations import ACTIVATIONS
@@ -106,17 +105,6 @@ def test_compile_fullgraph_saves_nothing_but_the_input(name):
     y.sum().backward()
     z.sum().backward()
     assert torch.equal(one.grad, two.grad)
-
-
-def test_names_of_functional():
-    x = torch.randn(4, 5)
-    torch.testing.assert_close(ak.nn.functional.gelu(x, approximate="tanh"), F.gelu(x, approximate="tanh"))
-    torch.testing.assert_close(ak.nn.functional.silu(x), F.silu(x))
-    y = x.clone()
-    assert ak.nn.functional.silu(y, inplace=True) is y
-    assert torch.equal(y, F.silu(x))
-    assert ak.gelu(torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged)).is_nested
-    assert ak.silu(torch.tensor(0.5)).item() == F.silu(torch.tensor(0.5)).item()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import amp_kernels as ak
-from amp_kernels._raw.grouped_gemm import grouped_gemm_op
 
 from .groups import ends
 
@@ -49,8 +48,3 @@ def test_a_mistake_is_named(arguments, error, text):
     given = {"a": A, "b": B, "offs": SMALL} | arguments
     with pytest.raises(error, match=f"^grouped_mm: .*{re.escape(text)}"):
         ak.grouped_mm(given.pop("a"), given.pop("b"), **given)
-
-
-def test_the_raw_op_has_no_formula():
-    with pytest.raises(NotImplementedError, match="raw kernel without an autograd formula"):
-        grouped_gemm_op(A.clone().requires_grad_(), B, SMALL)[0].sum().backward()

@@ -30,6 +30,8 @@ LISTS = [
 def test_lists(grads, error, text):
     with pytest.raises(error, match=f"check_and_norm: {text}"):
         check_and_norm(grads)
+    with pytest.raises(error, match="exponent_histogram: " + text.replace("grads", "tensors")):
+        ak.numerics.exponent_histogram(grads)
     found = torch.zeros(())
     with pytest.raises(error, match=f"unscale_: {text}"):
         unscale_(grads, found, ONE)
@@ -62,6 +64,10 @@ def test_a_tensor_is_no_list_and_a_generator_is():
         check_and_norm(torch.ones(3))
     with pytest.raises(TypeError, match=r"unscale_: grads has type torch.Tensor; accepted: a list of tensors"):
         unscale_(torch.ones(3), torch.zeros(()), ONE)
+    with pytest.raises(
+        TypeError, match=r"exponent_histogram: tensors has type torch.Tensor; accepted: a list of tensors"
+    ):
+        ak.numerics.exponent_histogram(torch.ones(3))
     assert check_and_norm(torch.full((2,), 2.0) for _ in range(2))[0].item() == 16.0
 
 
