@@ -46,10 +46,8 @@ def ratios(rows: list[dict], family: str) -> tuple[list[Bar], int]:
     count = len(timed)
     if count > MOST_BARS:
         timed = [timed[round(i * (count - 1) / (MOST_BARS - 1))] for i in range(MOST_BARS)]
-    several = len({row["op"] for row in timed}) > 1 and family not in (
-        "step",
-        "products",
-    )  # these tell by shape and dtype
+    # Those families tell the ops by shape and dtype.
+    several = len({row["op"] for row in timed}) > 1 and family not in ("step", "products")
     names = [f"{row['op']} " * several + f"{row['shape']}, {row['dtype']}" for row in timed]
     names = [name.replace("forward", "fwd").replace("backward", "bwd") for name in names]
     color = [OURS_COLOR if row["speedup"] >= 1 else "tab:red" for row in timed]

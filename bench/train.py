@@ -2,7 +2,6 @@
 
 python -m bench.train                    # every precision with both providers, then a table, a plot and a JSON record
 python -m bench.train --dtype fp16 --provider amp_kernels --steps 200
-python -m bench.train --dtype fp16 --no-scaler
 torchrun --nproc-per-node 8 -m bench.train --ddp    # or --fsdp, --hsdp 2, --tp 4: on many processes (ranks.py)
 python -m bench.train --resume           # after Ctrl-C, a crash or a kill: continues bit for bit
 """
@@ -54,9 +53,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", help=f"comma-separated list of {', '.join(DTYPES)} (default: all)")
     parser.add_argument("--provider", help=f"comma-separated list of {', '.join(TRAINERS)} (default: all)")
     parser.add_argument("--device", help="cpu, cuda or cuda:<index> (default: CUDA if there is one)")
-    parser.add_argument("--no-scaler", action="store_true", help="FP16 without loss scaling, to see what it is for")
     parser.add_argument("--seed", type=int, help="of weights and batches (default 0)")
-    parser.add_argument("--text", metavar="FILE", help="train on this file instead of Python's reference manual")
     parser.add_argument(
         "--deterministic", action="store_true", help="only deterministic kernels (CUDA attention has others)"
     )
@@ -110,7 +107,6 @@ def settings_from(options: argparse.Namespace, device: torch.device) -> Settings
         steps=options.steps or MODELS[model].steps,
         dtypes=dtypes,
         providers=options.provider or tuple(TRAINERS),
-        scaler=not options.no_scaler,
         seed=0 if options.seed is None else options.seed,
         deterministic=options.deterministic,
         device=str(device),
@@ -129,7 +125,6 @@ def resume(options: argparse.Namespace, folder: Path, text: Text) -> tuple[Setti
         "steps": options.steps,
         "dtypes": options.dtype,
         "providers": options.provider,
-        "scaler": False if options.no_scaler else None,
         "seed": options.seed,
         "deterministic": True if options.deterministic else None,
         "device": options.device and str(environment.pick_device(options.device)),
@@ -149,7 +144,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the benchmark; returns the process's exit code."""
     try:
         options = parse(argv)
-        text = load_text(options.text)
+        text = load_text()
         device = environment.pick_device(options.device)
         if options.layout:
             from .training import ranks  # imports what one process does without

@@ -37,9 +37,8 @@ def held_bytes(*owners) -> int:
             continue
         seen.add(id(item))
         if isinstance(item, torch.Tensor):
-            if hasattr(item, "__tensor_flatten__") and not hasattr(
-                item, "_local_tensor"
-            ):  # quantized: codes and scales
+            # Codes and scales of a quantized tensor.
+            if hasattr(item, "__tensor_flatten__") and not hasattr(item, "_local_tensor"):
                 pending += [getattr(item, name) for name in item.__tensor_flatten__()[0]]
                 continue
             storage = getattr(item, "_local_tensor", item).untyped_storage()  # of a DTensor its shard

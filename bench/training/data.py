@@ -10,11 +10,11 @@ batches, and a resumed run needs no iterator state.
 
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path
+from pydoc_data.topics import topics
 
 import torch
 
-BLOCK = 8192  # bytes, less for a short text
+BLOCK = 8192  # bytes
 HELD_OUT = 10  # one block in so many
 
 
@@ -45,26 +45,14 @@ def _windows(text: torch.Tensor, starts: torch.Tensor, context: int) -> tuple[to
     return window[:, :-1].contiguous(), window[:, 1:].contiguous()
 
 
-def load_text(path: str | None = None) -> Text:
-    """The Python reference manual, or the bytes of the file `path`.
+def load_text() -> Text:
+    """The Python reference manual."""
+    raw = "\n\n".join(topics[name] for name in sorted(topics)).encode()
+    return Text(*split(raw, BLOCK), "pydoc_data.topics", hashlib.sha256(raw).hexdigest())
 
-    Raises ValueError if `path` cannot be read, or if the text is too short to hold out a validation part.
-    """
-    if path is None:
-        from pydoc_data.topics import topics
 
-        raw, source = "\n\n".join(topics[name] for name in sorted(topics)).encode(), "pydoc_data.topics"
-    else:
-        try:
-            raw, source = Path(path).read_bytes(), Path(path).name
-        except OSError as error:
-            raise ValueError(f"the text {path} cannot be read: {error.strerror}") from None
-    if len(raw) < 20_000:
-        raise ValueError(
-            f"the text {source} has {len(raw)} bytes; at least 20000 are needed for training and validation"
-        )
-    data = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
-    blocks = data.split(min(BLOCK, len(raw) // (4 * HELD_OUT)))
-    train = torch.cat([block for i, block in enumerate(blocks) if i % HELD_OUT != HELD_OUT - 1])
-    validation = torch.cat(blocks[HELD_OUT - 1 :: HELD_OUT])
-    return Text(train, validation, source, hashlib.sha256(raw).hexdigest())
+def split(raw: bytes, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bytes to train on, and held out."""
+    blocks = torch.frombuffer(bytearray(raw), dtype=torch.uint8).split(block)
+    train = torch.cat([part for i, part in enumerate(blocks) if i % HELD_OUT != HELD_OUT - 1])
+    return train, torch.cat(blocks[HELD_OUT - 1 :: HELD_OUT])

@@ -27,7 +27,7 @@ def table(results: list[dict]) -> str:
         provider, dtype, loss = result["provider"], result["dtype"], result["validation_loss"]
         rows.append(
             (
-                dtype + (" unscaled" if dtype == "fp16" and not result["scaled"] else ""),
+                dtype,
                 provider,
                 f"{loss:.4f}",
                 _difference(loss, losses.get((provider, "fp32"))) if dtype != "fp32" else "",

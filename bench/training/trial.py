@@ -36,7 +36,6 @@ class Settings:
     steps: int
     dtypes: tuple[str, ...]
     providers: tuple[str, ...]
-    scaler: bool
     seed: int
     deterministic: bool
     device: str
@@ -52,8 +51,8 @@ class Trial:
         self.settings, self.text, self.provider, self.dtype = settings, text, provider, dtype
         self.config = MODELS[settings.model]
         self.device = torch.device(settings.device)
-        self.scaled = dtype == "fp16" and settings.scaler
-        self.name = f"{dtype} {provider}" + ("" if self.scaled or dtype != "fp16" else " unscaled")
+        self.scaled = dtype == "fp16"
+        self.name = f"{dtype} {provider}"
         self.points = {settings.steps * (i + 1) // EVALUATIONS for i in range(EVALUATIONS)} - {0}
 
         if self.device.type == "cuda":

@@ -1,8 +1,7 @@
-"""Shared by the tests of the scaler: optimizers of every kind, an iteration, and a recorder of ops."""
+"""Shared by the tests of the scaler: optimizers of every kind and an iteration."""
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_kernels.optim import SGD, AdamW, Lion
 
@@ -14,23 +13,6 @@ OPTIMIZERS = {
     "torch": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
 }
 EACH = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
-#: Ops by which Python learns a tensor's value: on a GPU each of them waits for the device.
-HOST_READS = {"_local_scalar_dense", "item", "equal", "is_nonzero", "nonzero"}
-
-
-class Ops(TorchDispatchMode):
-    """The names of all ops that run."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-    def host_reads(self):
-        return [name for name in self.names if name in HOST_READS]
 
 
 def is_ours(optimizer):

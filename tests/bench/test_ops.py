@@ -1,10 +1,11 @@
 """A timed call must not change the work of the next one, and is timed with what its row says."""
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.harness.case import Scope
 from bench.ops import gradients, linear
+
+from ..helpers.ops import Ops
 
 SCOPE = Scope(torch.device("cpu"), quick=True)
 
@@ -26,18 +27,11 @@ def test_unscale_and_update_scale_repeat_the_same_work():
 
 def test_fp32_products_of_a_cpu_are_torchs_own():
     """So a ratio other than 1 is noise and a few microseconds of Python (docs/cpu.md)."""
-
-    class Noted(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            called.append(function)
-            return function(*args, **(kwargs or {}))
-
-    case, ops = linear.plain((64, 32, 16), "fp32", torch.device("cpu")), {}
+    case, names = linear.plain((64, 32, 16), "fp32", torch.device("cpu")), {}
     for name in ("torch", "amp_kernels"):
         call = case.providers[name](case.inputs(torch.Generator().manual_seed(0)))
-        called: list = []
-        with Noted():
+        with Ops() as ops:
             call()
-        ops[name] = called
-    assert ops["torch"] == ops["amp_kernels"]
-    assert torch.ops.aten.mm.default in ops["torch"]
+        names[name] = ops.names
+    assert names["torch"] == names["amp_kernels"]
+    assert "aten::mm" in names["torch"]

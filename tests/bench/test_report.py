@@ -215,9 +215,8 @@ def test_cases_of_todays_kernels_come_first(results, tmp_path, monkeypatch):
     folder = results([*products(), step("torch", 1000), step("amp_kernels", 500)])
     now = dict.fromkeys(("base", "device", "emulator", "gemm", "activation", "gradients", "update"), "1")
     monkeypatch.setattr(sources, "families", lambda root: now)
-    (folder / sources.FILE).write_text(
-        json.dumps({"abc": {**now, "activation": "0"}})
-    )  # which the GEMM includes, the step does not
+    # The GEMM includes this file, the step does not.
+    (folder / sources.FILE).write_text(json.dumps({"abc": {**now, "activation": "0"}}))
     shown = report.markdown(folder, tmp_path / "README.md")
     assert "4 cases. 1 of them ran today's kernels, the others earlier ones" in shown
     lines = [line for line in shown.splitlines() if line.endswith(("| today's |", "| earlier |"))]

@@ -27,9 +27,8 @@ class Budget:
     bound: str = ""
     whole_sectors: bool = False  # no store writes half a sector and another one the rest
     ways: int = 1  # in so many places of the code, at least: the loop of each dtype, of each way to keep a weight
-    opcodes: Mapping[str, int] = field(
-        default_factory=dict
-    )  # how often at least from sm_80 on, by the beginning of their names
+    # How often at least from sm_80 on, by the beginning of their names.
+    opcodes: Mapping[str, int] = field(default_factory=dict)
     why: str = ""
 
 

@@ -8,7 +8,8 @@ from torch.distributed.tensor.parallel import RowwiseParallel, SequenceParallel,
 
 import amp_kernels as ak
 
-from .test_agreement import Log
+from ..helpers.ops import Ops
+from ..helpers.ranks import on_ranks
 from .worlds import everyone, whole
 
 #: of x, w and b
@@ -27,46 +28,33 @@ def placed(tensor, placements):
     return distribute_tensor(tensor.clone(), everyone(), placements, src_data_rank=None).requires_grad_()
 
 
-def all_functions(placements):
-    """Errors of results and gradients, and what was communicated in the forward."""
+@pytest.mark.parametrize("placements", ROWS, ids=str)
+@on_ranks(2)
+def test_rows_stay_where_they_are(placements):
+    """Others gather them (Liger-Kernel#982), or fail where only x has a gradient (pytorch#187373)."""
     generator = torch.Generator().manual_seed(0)
     x, w, b = (torch.randn(shape, generator=generator) for shape in ((5, 6, 8), (8,), (8,)))
     probe = torch.randn(5, 6, 8, generator=generator)
-    found = {}
     for name, function in FUNCTIONS.items():
         plain = [t.clone().requires_grad_() for t in (x, w, b)]
         expected = function(*plain)
         (expected * probe).sum().backward()
         mine = [placed(x, placements), placed(w, [Replicate()]), placed(b, [Replicate()])]
-        with Log() as log:
+        with Ops() as ops:
             y = function(*mine)
         (y * placed(probe, placements).detach()).sum().backward()
         pairs = [(y, expected), *((m.grad, p.grad) for m, p in zip(mine, plain, strict=True))]
         errors = [(whole(a) - e).abs().max().item() / e.abs().max().item() for a, e in pairs]
-        found[name] = max(errors), y.placements, tuple(y.shape), [op for op in log.ops if "c10d" in op]
-    return found
-
-
-@pytest.mark.parametrize("placements", ROWS, ids=str)
-def test_rows_stay_where_they_are(ranks, placements):
-    """Others gather them (Liger-Kernel#982), or fail where only x has a gradient (pytorch#187373)."""
-    for found in ranks.run(all_functions, placements, world=2):
-        for name, (error, kept, shape, communicated) in found.items():
-            assert error < 1e-6, name
-            assert list(kept) == placements, name
-            assert shape == (5, 6, 8), name
-            assert communicated == [], name
+        assert max(errors) < 1e-6, name
+        assert list(y.placements) == placements, name
+        assert y.shape == (5, 6, 8), name
+        assert not ops.count("c10d"), name
 
 
 @pytest.mark.parametrize("placements", [[Shard(2)], [Partial()]], ids=str)
-def test_rows_that_are_cut_are_put_together(ranks, placements):
-    for found in ranks.run(cut, placements, world=2):
-        assert all(error < 1e-6 for error in found.values()), found
-
-
-def cut(placements):
+@on_ranks(2)
+def test_rows_that_are_cut_are_put_together(placements):
     x = torch.linspace(-2, 3, 48).view(2, 3, 8)
-    found = {}
     for name, function in FUNCTIONS.items():
         mine = placed(x, [Shard(2)])
         if placements[0].is_partial():
@@ -74,11 +62,11 @@ def cut(placements):
         weights = [placed(torch.full((8,), value), [Replicate()]) for value in (2.0, 0.5)]
         y = function(mine, *weights)
         expected = function(x, torch.full((8,), 2.0), torch.full((8,), 0.5))
-        found[name] = (whole(y) - expected).abs().max().item() / expected.abs().max().item()
-    return found
+        assert (whole(y) - expected).abs().max() < 1e-6 * expected.abs().max(), name
 
 
-def check_sequence_parallel():
+@on_ranks(2)
+def test_modules_under_sequence_parallel_and_what_is_refused():
     """Norms of a converted model under SequenceParallel; an embedding and a gated activation of rows."""
     torch.manual_seed(0)
     model = ak.convert(nn.Sequential(nn.LayerNorm(8), nn.RMSNorm(8)))
@@ -115,7 +103,3 @@ def check_sequence_parallel():
     heads = placed(torch.zeros(1, 2, 3, 4), [Shard(1)])
     with pytest.raises(TypeError, match="rotary: q is a DTensor; accepted: plain tensors"):
         ak.rotary(heads, heads, torch.ones(3, 4), torch.ones(3, 4))
-
-
-def test_modules_under_sequence_parallel_and_what_is_refused(ranks):
-    ranks.run(check_sequence_parallel, world=2)

@@ -1,6 +1,5 @@
 """One norm and one decision on all ranks: which ops a step takes, who counts what, and what a failure of one rank does."""
 
-import collections
 import copy
 import math
 import os
@@ -13,74 +12,55 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_kernels as ak
 from amp_kernels._sharding.agreement import Agreement, shard_number
 from amp_kernels._sharding.local import local
 
-from ..helpers.ranks import Failure
+from ..helpers.ops import Ops
+from ..helpers.ranks import Failure, on_ranks
 from .worlds import LAYOUTS, everyone, give, grid, make_model, whole
 
 # ---- the ops of a step ----
 
 
-class Log(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.ops = collections.Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.ops[func.name()] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def ops_of_a_step(layout, name):
+@pytest.mark.parametrize(("layout", "checks"), [("fsdp", 1), ("hsdp", 1), ("part", 2)])
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "LAMB"])
+@on_ranks(4)
+def test_a_step_is_one_check_one_sum_one_update_and_no_read_on_the_host(layout, checks, name):
+    """Parameters that count on another rank are checked apart. LAMB's update is a half over copies of the moments, a sum and two halves."""
     model, reference = LAYOUTS[layout](make_model()), make_model()
     optimizer, scaler = getattr(ak.optim, name)(model.parameters(), lr=1e-2), ak.GradScaler("cpu", init_scale=8.0)
     scaler.scale(torch.ones(()))
     for step in range(3):
         give(model, reference, step, 8.0, None)
-        with Log() as log:
+        with Ops() as ops:
             scaler.step(optimizer, max_norm=1.0)
         scaler.update()
     for _ in range(2):
         optimizer.step()
-    return dict(log.ops), optimizer._plan.cached is not None and optimizer._plan.cached.with_tables
-
-
-@pytest.mark.parametrize(("layout", "checks"), [("fsdp", 1), ("hsdp", 1), ("part", 2)])
-@pytest.mark.parametrize("name", ["AdamW", "SGD", "LAMB"])
-def test_a_step_is_one_check_one_sum_one_update_and_no_read_on_the_host(ranks, layout, checks, name):
-    """Parameters that count on another rank are checked apart. LAMB's update is a half over copies of the moments, a sum and two halves."""
     update, updates, sums = {"AdamW": ("adamw_", 1, 1), "SGD": ("sgd_", 1, 1), "LAMB": ("lamb_half_", 3, 2)}[name]
-    for rank, (ops, from_addresses) in enumerate(ranks.run(ops_of_a_step, layout, name)):
-        assert sum(n for op, n in ops.items() if "check_and_norm" in op) == (1 if rank == 0 else checks)
-        assert sum(n for op, n in ops.items() if update in op) == updates
-        assert sum(n for op, n in ops.items() if op.startswith("c10d")) == ops["c10d::allreduce_"] == sums
-        assert not [op for op in ops if "_local_scalar_dense" in op or "nonzero" in op], ops
-        assert not [op for op in ops if "redistribute" in op or "all_gather" in op]
-        assert from_addresses  # without such a log
+    assert ops.count("check_and_norm") == (1 if dist.get_rank() == 0 else checks)
+    assert ops.count(update) == updates
+    assert ops.count("c10d") == ops.names.count("c10d::allreduce_") == sums
+    assert not ops.count("_local_scalar_dense", "nonzero", "redistribute", "all_gather"), ops.names
+    assert optimizer._plan.cached.with_tables  # without such a log
 
 
 # ---- who counts ----
 
 
-def counted_once(layout):
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("layout", ["replicated", "columns", "fsdp", "hsdp", "part", "mixed", "tp", "fsdp x tp"])
+@on_ranks("world")
+def test_every_element_counts_once(layout):
     """Counts of each parameter's elements over all ranks, as multiples of the parameter."""
     model = LAYOUTS[layout](make_model())
     params = list(model.parameters())
     counts = Agreement(params).counts
     found = torch.tensor([float(local(p).numel() * c) for p, c in zip(params, counts, strict=True)])
     dist.all_reduce(found)
-    return (found / torch.tensor([float(p.numel()) for p in params])).tolist()
-
-
-@pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("layout", ["replicated", "columns", "fsdp", "hsdp", "part", "mixed", "tp", "fsdp x tp"])
-def test_every_element_counts_once(ranks, layout, world):
-    for found in ranks.run(counted_once, layout, world=world):
-        assert found == [1.0] * 6
+    assert (found / torch.tensor([float(p.numel()) for p in params])).tolist() == [1.0] * 6
 
 
 def numbers(layout):
@@ -103,7 +83,8 @@ def test_random_bits_differ_between_pieces_and_agree_between_copies(ranks, layou
         assert len(by_number) >= len(different)
 
 
-def disjoint():
+@on_ranks(4)
+def test_meshes_that_are_no_parts_of_one_another_are_refused():
     a, b = (init_device_mesh("cpu", (2, 2), mesh_dim_names=("x", "y"))[name] for name in "xy")
     params = [nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)], src_data_rank=None)) for mesh in (a, b)]
     with pytest.raises(ValueError, match="of which none covers the other"):
@@ -114,11 +95,7 @@ def disjoint():
     before = [local(p.detach()).clone() for p in params]
     with pytest.raises(ValueError, match="of which none covers the other"):
         optimizer.step()
-    return all(torch.equal(local(p), b) for p, b in zip(params, before, strict=True))
-
-
-def test_meshes_that_are_no_parts_of_one_another_are_refused(ranks):
-    assert ranks.run(disjoint) == [True] * 4
+    assert all(torch.equal(local(p), b) for p, b in zip(params, before, strict=True))
 
 
 # ---- ranks that differ ----
@@ -149,7 +126,10 @@ def test_ranks_without_gradients_take_part(ranks):
     assert clean == pytest.approx(2 * 3**0.5, rel=1e-6)
 
 
-def one_rank(bad, value):
+@pytest.mark.parametrize("bad", [0, 1])
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+@on_ranks(2)
+def test_an_overflow_on_one_rank_is_one_on_all(bad, value):
     """A replicated parameter, whose gradient is not finite on one rank only, beside sharded ones."""
     model, reference = LAYOUTS["part"](make_model()), make_model()
     optimizer, scaler = ak.optim.SGD(model.parameters(), lr=1e-2), ak.GradScaler("cpu", init_scale=8.0)
@@ -160,14 +140,10 @@ def one_rank(bad, value):
     before = [local(p.detach()).clone() for p in model.parameters()]
     scaler.step(optimizer, max_norm=1.0)
     scaler.update()
-    kept = all(torch.equal(local(p.detach()), b) for p, b in zip(model.parameters(), before, strict=True))
-    return kept, scaler.get_scale(), scaler.last_step_skipped, scaler.last_grad_norm.isfinite().item()
-
-
-@pytest.mark.parametrize("bad", [0, 1])
-@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
-def test_an_overflow_on_one_rank_is_one_on_all(ranks, bad, value):
-    assert ranks.run(one_rank, bad, value, world=2) == [(True, 4.0, True, False)] * 2
+    assert all(torch.equal(local(p.detach()), b) for p, b in zip(model.parameters(), before, strict=True))
+    assert scaler.get_scale() == 4.0
+    assert scaler.last_step_skipped
+    assert not scaler.last_grad_norm.isfinite()
 
 
 def too_many(ours):
@@ -200,7 +176,8 @@ def test_too_many_skips_raise_on_all_ranks_and_name_the_tensors_of_all(ranks, ou
 # ---- gradients that are placed in other ways ----
 
 
-def partial_gradients():
+@on_ranks(4)
+def test_gradients_that_are_still_to_be_summed():
     world = dist.get_world_size()
     param = nn.Parameter(distribute_tensor(torch.ones(3, 4), everyone(), [Replicate()]))
     optimizer = ak.optim.SGD([param], lr=1.0, max_grad_norm=1e9)
@@ -213,16 +190,14 @@ def partial_gradients():
         param.grad = DTensor.from_local(summand, everyone(), [Partial()], run_check=False)
         norms = ak.get_total_norm([param.grad]), ak.clip_grad_norm_([param], 1e9)
         optimizer.step()
-    return whole(param.detach()).unique().tolist(), [type(n) is torch.Tensor and n.item() for n in norms]
+    assert not whole(param.detach()).any()
+    for norm in norms:
+        assert type(norm) is torch.Tensor
+        assert norm.item() == pytest.approx(3**0.5, rel=1e-6)
 
 
-def test_gradients_that_are_still_to_be_summed(ranks):
-    for weights, norms in ranks.run(partial_gradients):
-        assert weights == [0.0]
-        assert norms == [pytest.approx(3**0.5, rel=1e-6)] * 2
-
-
-def refusals():
+@on_ranks(4)
+def test_refusals():
     placed = distribute_tensor(torch.ones(4), everyone(), [Shard(0)])
     summands = DTensor.from_local(torch.ones(4), everyone(), [Partial()], run_check=False).requires_grad_()
     param = nn.Parameter(placed)
@@ -248,11 +223,6 @@ def refusals():
         scaler.step(ak.optim.SGD([dense, experts], lr=0.5))
     scaler.step(ak.optim.SGD([{**dense, "shard_group": "copies"}, experts], lr=0.5))
     assert torch.equal(weights[0], torch.full((2,), 0.5))
-    return True
-
-
-def test_refusals(ranks):
-    assert all(ranks.run(refusals))
 
 
 # ---- faults: the others end with an error, not a hang ----
@@ -292,7 +262,8 @@ def test_a_rank_that_fails_ends_all(ranks, kill):
 # ---- a pipeline of sharded stages ----
 
 
-def stages():
+@on_ranks(4)
+def test_stages_of_a_pipeline_clip_alike():
     """Each row of the grid is a stage: other parameters, sharded over the row; shard_group joins the rows."""
     mesh = grid(("pp", "dp"))
     model = fully_shard(make_model(), mesh=mesh["dp"])
@@ -303,9 +274,5 @@ def stages():
         p.grad = torch.ones_like(p) * 8.0 * (1 + mesh.get_coordinate()[0])
     scaler.step(optimizer, max_norm=1.0)
     scaler.update()
-    return scaler.last_grad_norm.item(), sum(p.numel() for p in model.parameters())
-
-
-def test_stages_of_a_pipeline_clip_alike(ranks):
-    for norm, elements in ranks.run(stages):
-        assert norm == pytest.approx((elements * (1 + 4)) ** 0.5, rel=1e-6)
+    elements = sum(p.numel() for p in model.parameters())
+    assert scaler.last_grad_norm.item() == pytest.approx((elements * (1 + 4)) ** 0.5, rel=1e-6)

@@ -8,10 +8,13 @@ from bench import train
 from bench.training import ranks as bench_ranks
 from bench.training.collectives import CountSent
 
+from ..helpers.ranks import on_ranks
 from .worlds import everyone
 
 
-def counted():
+@on_ranks(4)
+def test_bytes_of_each_collective():
+    """48 bytes on each of 4 ranks: 2 * 3/4, 3, 3/4 and 1 of them, and the gather within a DTensor."""
     data = torch.zeros(12)
     with CountSent() as sent:
         dist.all_reduce(data)
@@ -19,14 +22,8 @@ def counted():
         dist.reduce_scatter_tensor(torch.zeros(3), data)
         dist.broadcast(data, 0)
         torch.distributed.tensor.DTensor.from_local(data, everyone(), [torch.distributed.tensor.Shard(0)]).full_tensor()
-    return sent.bytes, sent.calls
-
-
-def test_bytes_of_each_collective(ranks):
-    """48 bytes on each of 4 ranks: 2 * 3/4, 3, 3/4 and 1 of them, and the gather within a DTensor."""
-    for sent, calls in ranks.run(counted):
-        assert sent == 72 + 144 + 36 + 48 + 144
-        assert calls == {"all_reduce": 1, "reduce_scatter": 1, "all_gather": 2, "broadcast": 1}
+    assert sent.bytes == 72 + 144 + 36 + 48 + 144
+    assert sent.calls == {"all_reduce": 1, "reduce_scatter": 1, "all_gather": 2, "broadcast": 1}
 
 
 @pytest.mark.parametrize(
@@ -43,10 +40,7 @@ def test_wrong_options_are_one_line(options, message, capsys, monkeypatch):
     assert message in capsys.readouterr().err
 
 
-def check_indivisible():
+@on_ranks(2)
+def test_replicas_must_divide_the_ranks():
     with pytest.raises(ValueError, match="argument --hsdp: 3 does not divide the number of processes, 2"):
         bench_ranks.Layout("hsdp", 3, torch.device("cpu"))
-
-
-def test_replicas_must_divide_the_ranks(ranks):
-    ranks.run(check_indivisible, world=2)

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 import amp_kernels as ak
 from amp_kernels._sharding.local import local
 
-from ..helpers.ranks import Failure
+from ..helpers.ranks import Failure, on_ranks
 from .worlds import LAYOUTS, give, make_model, make_wide, states, whole
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -163,8 +163,20 @@ def test_resharding_of_8_bit_moments(ranks, tmp_path, start, ends, options):
 # ---- other forms of a state ----
 
 
-def in_memory(layout, options, kinds):
+@pytest.mark.parametrize(
+    "options",
+    [{"full_state_dict": True, "cpu_offload": True, "broadcast_from_rank0": True}, FLAT],
+    ids=lambda it: "-".join(it),
+)
+@pytest.mark.parametrize("layout", ["fsdp", "fsdp x tp"])
+@on_ranks(4)
+def test_other_forms(layout, options):
     """From one optimizer to a fresh one, by ``get_state_dict`` and ``set_state_dict`` with options."""
+    kinds = [
+        "fp32 ema amsgrad",
+        "bf16 split ema",
+        *(["bf16 master, bf16 moments", "fp16 split"] if options is FLAT else []),
+    ]
     options, found = StateDictOptions(**options), {}
     for kind in kinds:
         model, optimizer = build(layout, kind)
@@ -177,26 +189,12 @@ def in_memory(layout, options, kinds):
         set_optimizer_state_dict(other, fresh, state, options=options)
         train(other, fresh, SAVED, END)
         found[kind] = is_uninterrupted(other, fresh, kind, END)
-    return found
+    assert found == dict.fromkeys(kinds, True)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"full_state_dict": True, "cpu_offload": True, "broadcast_from_rank0": True}, FLAT],
-    ids=lambda it: "-".join(it),
-)
-@pytest.mark.parametrize("layout", ["fsdp", "fsdp x tp"])
-def test_other_forms(ranks, layout, options):
-    kinds = [
-        "fp32 ema amsgrad",
-        "bf16 split ema",
-        *(["bf16 master, bf16 moments", "fp16 split"] if options is FLAT else []),
-    ]
-    for found in ranks.run(in_memory, layout, options, kinds):
-        assert found == dict.fromkeys(kinds, True)
-
-
-def fake_step(kind):
+@pytest.mark.parametrize("kind", KINDS)
+@on_ranks(2)
+def test_torchs_fake_step_leaves_every_bit(kind):
     """torch's way to learn the state of a fresh optimizer: a step with zero gradients and no rate."""
     model, optimizer = build("fsdp", kind)
     before = [local(p.detach()).clone() for p in model.parameters()]
@@ -207,15 +205,12 @@ def fake_step(kind):
     kept += [
         torch.equal(m, whole(p).float()) for p, m in zip(model.parameters(), masters, strict=True) if m is not None
     ]
-    return all(kept)
+    assert all(kept)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_torchs_fake_step_leaves_every_bit(ranks, kind):
-    assert all(ranks.run(fake_step, kind, world=2))
-
-
-def exchange(to_ours):
+@pytest.mark.parametrize("to_ours", [True, False])
+@on_ranks(2)
+def test_states_of_torchs_adamw(to_ours):
     """torch's AdamW and ours load each other's sharded state, and go on alike."""
     makes = [lambda p: torch.optim.AdamW(p, lr=1e-2), lambda p: ak.optim.AdamW(p, lr=1e-2)]
     first, second = makes if to_ours else reversed(makes)
@@ -227,12 +222,7 @@ def exchange(to_ours):
     train(model, optimizer, SAVED, END)
     train(other, fresh, SAVED, END)
     pairs = zip(model.parameters(), other.parameters(), strict=True)
-    return max((whole(p) - whole(q)).abs().max().item() for p, q in pairs)
-
-
-@pytest.mark.parametrize("to_ours", [True, False])
-def test_states_of_torchs_adamw(ranks, to_ours):
-    assert max(ranks.run(exchange, to_ours, world=2)) < 1e-6
+    assert max((whole(p) - whole(q)).abs().max().item() for p, q in pairs) < 1e-6
 
 
 LACKING = {
@@ -323,7 +313,8 @@ def test_what_a_checkpoint_lacks_follows_the_weights(ranks, tmp_path, world, lay
             assert counts == {SAVED}, kind
 
 
-def scaler_and_average(path):
+@on_ranks(2)
+def test_scaler_and_averages_are_saved_beside(tmp_path):
     """A scaler is Stateful as it is; averages travel in the optimizer's state, and alone."""
     scaler, other = (ak.GradScaler("cpu", init_scale=2.0**k, hysteresis=2) for k in (5, 9))
     model, optimizer = build("fsdp", "bf16 split ema")
@@ -332,15 +323,12 @@ def scaler_and_average(path):
     assert isinstance(scaler, Stateful)
     assert all(type(value) is DTensor and value.dtype == F32 for value in averages.values())
     scaler.scale(torch.ones(()))
-    dcp.save({"scaler": scaler, "averages": averages}, checkpoint_id=path)
+    dcp.save({"scaler": scaler, "averages": averages}, checkpoint_id=tmp_path)
     plain = {key: torch.zeros(value.shape) for key, value in averages.items()}
-    dcp.load({"scaler": other, "averages": plain}, checkpoint_id=path)
+    dcp.load({"scaler": other, "averages": plain}, checkpoint_id=tmp_path)
     expected = {key: whole(value) for key, value in averages.items()}
-    return other.get_scale(), all(torch.equal(plain[key], expected[key]) for key in plain)
-
-
-def test_scaler_and_averages_are_saved_beside(ranks, tmp_path):
-    assert ranks.run(scaler_and_average, str(tmp_path), world=2) == [(32.0, True)] * 2
+    assert other.get_scale() == 32.0
+    assert all(torch.equal(plain[key], expected[key]) for key in plain)
 
 
 def dies_while_saving(path):
@@ -363,52 +351,44 @@ def test_a_rank_that_dies_while_saving_leaves_what_was_saved_before(ranks, tmp_p
         assert found == dict.fromkeys(KINDS, (True, True))
 
 
-def one_file(path):
+@on_ranks(2)
+def test_one_file_cannot_hold_pieces(tmp_path):
     model, optimizer = build("fsdp", "fp32 ema amsgrad")
     train(model, optimizer, 0, 1)
     with pytest.raises(
         TypeError,
         match=r"model.0.weight .* has type torch.distributed.tensor.DTensor; accepted: dense tensors \(DTensors: torch.dist",
     ):
-        ak.checkpoint.save(path, model=model, optimizer=optimizer)
-    return True
-
-
-def test_one_file_cannot_hold_pieces(ranks, tmp_path):
-    assert all(ranks.run(one_file, str(tmp_path / "one"), world=2))
+        ak.checkpoint.save(tmp_path / "one", model=model, optimizer=optimizer)
 
 
 MIXED_STATE = [{"state_dtype": BF16}, {"state_dtype": "8bit", "master_weights": "split"}]
 
 
-def through_fsdp1(path):
+@on_ranks(2)
+def test_fsdp1_saves_moments_of_another_dtype_than_masters(tmp_path):
     """torch's FSDP1 saves one dtype for all state of a parameter: masters in FP32 beside moments in BF16."""
-    found = []
     for i, options in enumerate(MIXED_STATE):
         runs = [fsdp1(make_wide(BF16)) for _ in range(2)]
         both = [(m, ak.optim.AdamW(m.parameters(), lr=1e-2, ema_decay=0.9, **options)) for m in runs]
         push(*both[0], SAVED)
         for number, (model, optimizer) in enumerate(both):
             state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
-            (dcp.load if number else dcp.save)(state, checkpoint_id=f"{path}/{i}")
+            (dcp.load if number else dcp.save)(state, checkpoint_id=tmp_path / str(i))
         set_model_state_dict(both[1][0], state["model"])
         set_optimizer_state_dict(*both[1], state["optimizer"])
         for model, optimizer in both:
             push(model, optimizer, 1)
-        found += [torch.equal(p, q) for p, q in zip(*(m.parameters() for m in runs), strict=True)]
+        assert all(torch.equal(p, q) for p, q in zip(*(m.parameters() for m in runs), strict=True))
         saved, loaded = (optimizer.state_dict()["state"] for _, optimizer in both)
         held = [(saved[i], loaded[i]) for i, p in enumerate(runs[0].parameters()) if p.numel()]
-        found += [torch.equal(a[name], b[name]) for a, b in held for name in a]
-    return all(found)
+        assert all(torch.equal(a[name], b[name]) for a, b in held for name in a)
 
 
-def test_fsdp1_saves_moments_of_another_dtype_than_masters(ranks, tmp_path):
-    assert ranks.run(through_fsdp1, str(tmp_path), world=2) == [True, True]
-
-
-def through_zero(path):
+@on_ranks(2)
+def test_zero_saves_no_process_group(tmp_path):
     """The options of the inner optimizer are copied into the groups, the process group among them."""
-    group, found = dist.group.WORLD, []
+    path, group = tmp_path / "zero.pt", dist.group.WORLD
     options = {"optimizer_class": ak.optim.AdamW, "shard_group": group, "max_grad_norm": 1.0, "ema_decay": 0.9}
     runs = [make_model(BF16) for _ in range(2)]
     both = [(model, ZeroRedundancyOptimizer(model.parameters(), lr=1e-2, **options)) for model in runs]
@@ -423,10 +403,5 @@ def through_zero(path):
     runs[1].load_state_dict(model.state_dict())
     for model, optimizer in both:
         push(model, optimizer, 1)
-        found.append(optimizer.optim.shard_group is group)
-    return found + [torch.equal(p, q) for p, q in zip(*(m.parameters() for m in runs), strict=True)]
-
-
-def test_zero_saves_no_process_group(ranks, tmp_path):
-    for found in ranks.run(through_zero, str(tmp_path / "zero.pt"), world=2):
-        assert all(found)
+        assert optimizer.optim.shard_group is group
+    assert all(torch.equal(p, q) for p, q in zip(*(m.parameters() for m in runs), strict=True))

@@ -15,6 +15,7 @@ import amp_kernels as ak
 from amp_kernels.ops import _linear
 
 from ..helpers.generators import normal
+from ..helpers.ranks import on_ranks
 from .worlds import everyone, whole
 
 
@@ -52,9 +53,10 @@ def wrap_children(model):
     return fully_shard(model, mesh=everyone())
 
 
+CHILDREN = "fully_shard of children"
 WRAPPERS = {
     "fully_shard": lambda m: fully_shard(m, mesh=everyone()),
-    "fully_shard of children": wrap_children,
+    CHILDREN: wrap_children,
     "replicate": replicate,
     "replicate by FSDP": lambda m: replicate_by_fsdp(m, mesh=everyone()),
 }
@@ -86,7 +88,11 @@ def has_weight(module):
     return "weight" in module._parameters
 
 
-def check_converted_afterwards(name, wrapper):
+@pytest.mark.parametrize(
+    ("name", "wrapper"), [*(("blocks", it) for it in WRAPPERS), *(("layer", it) for it in WRAPPERS if it != CHILDREN)]
+)
+@on_ranks(2)
+def test_the_order_of_convert_and_the_wrapper_does_not_matter(name, wrapper):
     wrap, calls = WRAPPERS[wrapper], []
     before = wrap(ak.convert(make(name)))
     model, plain = wrap(make(name)), wrap(make(name))
@@ -96,9 +102,8 @@ def check_converted_afterwards(name, wrapper):
     assert ak.convert(model) is model
     found = kinds_of(model)
     assert kinds_of(model, has_weight) == kinds_of(before, has_weight)
-    if (
-        wrapper != "fully_shard of children"
-    ):  # whose container fuses nothing, as layers have hooks, and stays what it is
+    # That container fuses nothing, as layers have hooks, and stays what it is.
+    if wrapper != CHILDREN:
         assert found == kinds_of(before)
     assert kinds_of(ak.convert(model)) == found, "converted already"
     assert [isinstance(module, FSDPModule) for module in model.modules()] == mixins
@@ -112,17 +117,11 @@ def check_converted_afterwards(name, wrapper):
         assert all(map(torch.equal, step(reverted, []), step(plain, [])))
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("name", ["layer", "blocks"])
-def test_the_order_of_convert_and_the_wrapper_does_not_matter(ranks, name, wrapper):
-    if (name, wrapper) != ("layer", "fully_shard of children"):
-        ranks.run(check_converted_afterwards, name, wrapper, world=2)
-
-
-def check_methods():
+@on_ranks(2)
+def test_methods_of_fully_shard_stay():
     """Methods that the wrapper adds are there: state_dict of DTensors, unshard, accumulation without communication, slices."""
-    model = ak.convert(WRAPPERS["fully_shard of children"](make("blocks")))
-    before = WRAPPERS["fully_shard of children"](ak.convert(make("blocks")))
+    model = ak.convert(WRAPPERS[CHILDREN](make("blocks")))
+    before = WRAPPERS[CHILDREN](ak.convert(make("blocks")))
     for layer in (model[0], model[5]):
         assert isinstance(layer, ak.nn.Linear)
     assert {key: type(value) for key, value in model.state_dict().items()} == dict.fromkeys(
@@ -146,21 +145,14 @@ def check_methods():
         model[0].__deepcopy__({})
 
 
-def test_methods_of_fully_shard_stay(ranks):
-    ranks.run(check_methods, world=2)
-
-
-def check_slices():
+@on_ranks(1)
+def test_a_slice_of_a_wrapped_container():
     """fully_shard's classes make a slice of the class beneath."""
     wrap = WRAPPERS["fully_shard"]
     model, before = ak.convert(wrap(make("blocks"))), wrap(ak.convert(make("blocks")))
     assert type(model[:2]) is type(before[:2])
     assert list(model[:2]) == [model[0], model[1]]
     assert type(ak.revert(model)[:2]) is nn.Sequential
-
-
-def test_a_slice_of_a_wrapped_container(ranks):
-    ranks.run(check_slices, world=1)
 
 
 class Own(FSDPModule, nn.Linear):
@@ -188,9 +180,10 @@ class Split(nn.Module):
         return x + self.out(q * k + v)
 
 
-def splitting():
-    """True if the gradients of a sharded model whose results are split by the op have the bits of one whose are not, and the number
-    of backwards that read them in place."""
+@on_ranks(2)
+def test_a_sharded_layer_whose_result_is_split():
+    """Gradients of a sharded model whose results are split by the op have the bits of one whose are not. Two backwards read them in
+    place."""
     calls, own, found = [], _linear._gradients_of_pieces, []
 
     def counted(*args):
@@ -212,8 +205,5 @@ def splitting():
                     y = model(normal(5, 64, seed=torch.distributed.get_rank()))
                 y.float().square().sum().backward()
             found.append([y.detach(), *(whole(p.grad) for p in model.parameters() if p.ndim == 2)])
-    return all(map(torch.equal, *found)), len(calls)
-
-
-def test_a_sharded_layer_whose_result_is_split(ranks):
-    assert ranks.run(splitting, world=2) == [(True, 2)] * 2
+    assert all(map(torch.equal, *found))
+    assert len(calls) == 2

@@ -9,7 +9,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 
 from amp_kernels.distributed import vocab_parallel_cross_entropy
 
-from .test_agreement import Log
+from ..helpers.ops import Ops
+from ..helpers.ranks import on_ranks
 from .worlds import everyone, whole
 
 ROWS, CLASSES = 6, 12
@@ -67,8 +68,12 @@ def gathered(piece):
     return pieces
 
 
-def all_errors():
-    return {
+@pytest.mark.parametrize("world", [2, 4])
+@on_ranks("world")
+def test_is_the_loss_of_the_whole_vocabulary():
+    """Sums of 12 exponentials and a dozen fp32 operations on numbers up to ``spread`` * 4; gradients round once to their
+    dtype, with label smoothing twice. An ignored row has exactly no gradient."""
+    found = {
         (dtype, reduction, z_loss, smoothing, spread, as_dtensor): worst(
             dtype, reduction, z_loss, smoothing, spread, as_dtensor
         )
@@ -82,22 +87,16 @@ def all_errors():
         for spread in (1.0, 30.0)
         for as_dtensor in (False, True)
     }
+    for (dtype, *case), (loss, grad, ignored) in found.items():
+        _, _, smoothing, spread, _ = case
+        roundings = 2 if smoothing else 1
+        assert loss <= 16 * EPS[torch.float32] * max(1.0, 4 * spread), (dtype, case)
+        assert grad <= roundings * EPS[dtype] + 32 * EPS[torch.float32] * max(1.0, 4 * spread), (dtype, case)
+        assert ignored == 0.0
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_is_the_loss_of_the_whole_vocabulary(ranks, world):
-    """Sums of 12 exponentials and a dozen fp32 operations on numbers up to ``spread`` * 4; gradients round once to their
-    dtype, with label smoothing twice. An ignored row has exactly no gradient."""
-    for found in ranks.run(all_errors, world=world):
-        for (dtype, *case), (loss, grad, ignored) in found.items():
-            _, _, smoothing, spread, _ = case
-            roundings = 2 if smoothing else 1
-            assert loss <= 16 * EPS[torch.float32] * max(1.0, 4 * spread), (dtype, case)
-            assert grad <= roundings * EPS[dtype] + 32 * EPS[torch.float32] * max(1.0, 4 * spread), (dtype, case)
-            assert ignored == 0.0
-
-
-def two_dimensions():
+@on_ranks(4)
+def test_rows_and_classes_over_two_dimensions_of_a_mesh_in_two_collectives():
     """Rows over one dimension of the mesh, classes, unevenly, over the other."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     generator = torch.Generator().manual_seed(3)
@@ -105,7 +104,7 @@ def two_dimensions():
     target = torch.randint(7, (4, 3), generator=generator)
     x = distribute_tensor(logits, mesh, [Shard(0), Shard(2)], src_data_rank=None).requires_grad_()
     mine = target.chunk(2)[mesh["dp"].get_local_rank()]
-    with Log() as log:
+    with Ops() as ops:
         loss = vocab_parallel_cross_entropy(x, mine, reduction="none")
         loss.sum().backward()
     expected = logits.clone().requires_grad_()
@@ -113,15 +112,11 @@ def two_dimensions():
     wanted = F.cross_entropy(logits.movedim(-1, 1), target, reduction="none").chunk(2)[mesh["dp"].get_local_rank()]
     torch.testing.assert_close(loss.detach(), wanted, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(whole(x.grad), expected.grad, rtol=1e-6, atol=1e-7)
-    return dict(log.ops)
+    assert [name for name in ops.names if "c10d" in name] == ["c10d::allreduce_"] * 2
 
 
-def test_rows_and_classes_over_two_dimensions_of_a_mesh_in_two_collectives(ranks):
-    for ops in ranks.run(two_dimensions):
-        assert {name: n for name, n in ops.items() if "c10d" in name} == {"c10d::allreduce_": 2}
-
-
-def refusals():
+@on_ranks(2)
+def test_refusals_and_classes_out_of_range():
     logits, target = torch.zeros(2, 3), torch.tensor([0, 5])
     mesh = everyone()
     for arguments, options, error, message in (
@@ -149,9 +144,4 @@ def refusals():
     loss.sum().backward()
     with pytest.raises(RuntimeError, match="second derivative"):
         torch.autograd.grad(vocab_parallel_cross_entropy(x, target), x, create_graph=True)
-    return loss.isnan().tolist(), x.grad.isnan().all(1).tolist()
-
-
-def test_refusals_and_classes_out_of_range(ranks):
-    for loss, grad in ranks.run(refusals, world=2):
-        assert loss == grad == [True, False]
+    assert loss.isnan().tolist() == x.grad.isnan().all(1).tolist() == [True, False]

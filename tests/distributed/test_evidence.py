@@ -17,7 +17,8 @@ from amp_kernels._sharding.evidence import _checksum
 from amp_kernels._sharding.local import local
 from amp_kernels.optim._options import MASTERS
 
-from .test_agreement import Log
+from ..helpers.ops import Ops
+from ..helpers.ranks import on_ranks
 from .worlds import everyone, grid
 
 SCALE, REFUSED = 8.0, "refused"
@@ -142,9 +143,8 @@ def check(found, wanted):
 @pytest.mark.parametrize("case", CASES)
 def test_experts_and_copies_on_a_slice(ranks, case):
     width = 3 + list(CASES).index(case)  # get_total_norm knows lists by their shapes
-    names = [
-        name for name in CLIPS if (case, name) != ("experts, equal norms", "get_total_norm")
-    ]  # which sees no weights
+    # get_total_norm sees no weights.
+    names = [name for name in CLIPS if (case, name) != ("experts, equal norms", "get_total_norm")]
     check(ranks.run(norms, case, width, "sharded", names), expected(case, width))
 
 
@@ -163,8 +163,13 @@ def test_plain_experts_beside_ddp(ranks, case):
 # ---- other ranks than those of one slice ----
 
 
-def counted(kinds):
+@on_ranks(8)
+def test_every_element_of_eight_ranks_counts_once():
     """Counts of each tensor over all ranks, as multiples of its elements on the ranks over which it is distinct."""
+    kinds = [
+        ("edp", "ep", 2), ("edp", "tp", 2), ("tp", "ep", 2), ("edp, tp", "ep", 2), ("edp, tp", "copies", 1), ("edp", "copies", 1),
+        ("edp", "edp", 1), ("edp", "all", 4), (None, "ep", 2), (None, "all", 8), (None, "copies", 1), ("all", "ep", 1),
+    ]  # fmt: skip
     mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("edp", "ep", "tp"))
     of = {"edp": mesh["edp"], "tp": mesh["tp"], "edp, tp": mesh["edp", "tp"], "all": mesh}
     groups = {name: mesh[name].get_group() for name in ("edp", "ep", "tp")}
@@ -176,19 +181,11 @@ def counted(kinds):
     counts = Agreement(tensors, None, keys).counts
     found = torch.tensor([float(local(t).numel() * c) for t, c in zip(tensors, counts, strict=True)])
     dist.all_reduce(found)
-    return (found / 8).tolist()
+    assert (found / 8).tolist() == [1.0, *(float(copies) for *_, copies in kinds)]
 
 
-def test_every_element_of_eight_ranks_counts_once(ranks):
-    kinds = [
-        ("edp", "ep", 2), ("edp", "tp", 2), ("tp", "ep", 2), ("edp, tp", "ep", 2), ("edp, tp", "copies", 1), ("edp", "copies", 1),
-        ("edp", "edp", 1), ("edp", "all", 4), (None, "ep", 2), (None, "all", 8), (None, "copies", 1), ("all", "ep", 1),
-    ]  # fmt: skip
-    for found in ranks.run(counted, kinds, world=8):
-        assert found == [1.0, *(float(copies) for *_, copies in kinds)]
-
-
-def stages():
+@on_ranks(4)
+def test_experts_within_stages_of_a_pipeline():
     """Dense parameters of two stages, experts of ep ranks within each: the key replaces the optimizer's group where they overlap."""
     mesh = grid(("pp", "ep"))
     stage, ep, found = *mesh.get_coordinate(), []
@@ -201,14 +198,9 @@ def stages():
         dense.grad, experts.grad = torch.full((4,), 1.0 + stage), torch.full((4,), 3.0 + 2.0 * stage + ep)
         scaler.step(optimizer, max_norm=1.0)
         found.append(scaler.last_grad_norm.item() ** 2 / 4)
-    return found
-
-
-def test_experts_within_stages_of_a_pipeline(ranks):
-    dense, experts = 1 + 4, 9 + 16 + 25 + 36
-    for both, whole, copies in ranks.run(stages):
-        assert both == whole == pytest.approx(dense + experts)
-        assert copies == pytest.approx(dense + 9) or copies == pytest.approx(dense + 16)
+    both, whole, copies = found
+    assert both == whole == pytest.approx(1 + 4 + 9 + 16 + 25 + 36)
+    assert copies in (pytest.approx(1 + 4 + 9), pytest.approx(1 + 4 + 16))
 
 
 # ---- a key, every layout of masters and moments, and every way to a norm ----
@@ -269,48 +261,38 @@ def steps_with_a_key(key, way, dtype, layout):
     return (scaler.last_grad_norm if total is None else total).item()
 
 
-def every_key():
-    found = {}
-    for case in itertools.product(SIZES, WAYS, LAYOUTS):
-        try:
-            found[str(case)] = steps_with_a_key(*case[:2], *case[2]), SIZES[case[0]][2]
-        except Exception as error:
-            raise AssertionError(f"{case}: {error}") from error
-    return [(case, norm, right) for case, (norm, right) in found.items() if norm != right]
-
-
-def test_a_key_with_every_layout_and_way_to_a_norm(ranks):
-    assert ranks.run(every_key, world=2) == [[], []]
+@on_ranks(2)
+def test_a_key_with_every_layout_and_way_to_a_norm():
+    for key, way, layout in itertools.product(SIZES, WAYS, LAYOUTS):
+        assert steps_with_a_key(key, way, *layout) == SIZES[key][2], (key, way, layout)
 
 
 # ---- what evidence costs, and what needs none ----
 
 
-def traffic(case):
-    differ, _, key, _ = CASES[case]
-    found, model = [], Model("AdamW", 70, differ, key, "sharded")
-    for sizes in [(math.nan, 2.0), (2.0, 2.0), (2.0, 2.0)]:
-        with Log() as log:
-            model.norm(sizes[model.ep])
-        found.append(sum(count for op, count in log.ops.items() if op.startswith("c10d")))
-    return found
-
-
 @pytest.mark.parametrize(
     ("case", "sums"), [("copies", [3, 3, 1]), ("group", [1, 1, 1]), ("declared copies", [1, 1, 1])]
 )
-def test_evidence_is_exchanged_until_it_decides(ranks, case, sums):
+@on_ranks(4)
+def test_evidence_is_exchanged_until_it_decides(case, sums):
     """One sum over the slice, one maximum over the mesh; the step itself is one sum."""
-    assert ranks.run(traffic, case) == [sums] * 4
+    differ, _, key, _ = CASES[case]
+    found, model = [], Model("AdamW", 70, differ, key, "sharded")
+    for sizes in [(math.nan, 2.0), (2.0, 2.0), (2.0, 2.0)]:
+        with Ops() as ops:
+            model.norm(sizes[model.ep])
+        found.append(ops.count("c10d"))
+    assert found == sums
 
 
-def without_norm():
-    """A step that only checks is taken; the norm of it is unknown."""
+@on_ranks(4)
+def test_a_step_without_a_norm_needs_no_evidence():
+    """A step that only checks is taken; the norm of it is unknown. Undecided tensors are asked for in norms 1 to 32 and 64."""
     model, lines = Model("AdamW", 71, True, None, "sharded"), []
     before = local(model.experts.detach()).clone()
     model.dense.grad, model.experts.grad = torch.ones_like(model.dense), torch.ones_like(model.experts)
     model.scaler.step(model.optimizer)
-    taken = not torch.equal(before, local(model.experts.detach()))
+    assert not torch.equal(before, local(model.experts.detach()))
     undecided = Model("clip_grad_norm_", 72, False, None, "sharded")
     handler = logging.Handler(logging.DEBUG)
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -324,16 +306,15 @@ def without_norm():
     finally:
         logger.removeHandler(handler)
         logger.setLevel(logging.NOTSET)
-    inf = [ak.clip_grad_norm_(model.groups, 1e9, norm_type=math.inf).item(), model.scaler.last_grad_norm]
-    return taken, inf, len(lines), "DeviceMesh((edp=2)" in lines[0]
+    assert ak.clip_grad_norm_(model.groups, 1e9, norm_type=math.inf).item() == 1.0
+    assert model.scaler.last_grad_norm is None
+    assert len(lines) == 33
+    assert "DeviceMesh((edp=2)" in lines[0]
 
 
-def test_a_step_without_a_norm_needs_no_evidence(ranks):
-    """Undecided tensors are asked for in norms 1 to 32 and 64."""
-    assert ranks.run(without_norm) == [(True, [1.0, None], 33, True)] * 4
-
-
-def optimizer_steps(name):
+@pytest.mark.parametrize("name", ["LAMB", "Muon"])
+@on_ranks(4)
+def test_updates_of_whole_tensors_are_of_each_expert_alone(name):
     """Distinct experts under Muon and LAMB, which need whole tensors: each as in one process."""
     ep = dist.get_rank() % 2
     model = Model(name, 32, True, "ep", "sharded")
@@ -346,19 +327,12 @@ def optimizer_steps(name):
             q.grad = grad.clone()
         model.optimizer.step()
         other.step()
-    return [
-        (p.detach().full_tensor() - q.detach()).abs().max().item()
-        for p, q in zip((model.dense, model.experts), alone, strict=True)
-    ]
+    for p, q in zip((model.dense, model.experts), alone, strict=True):
+        assert (p.detach().full_tensor() - q.detach()).abs().max() <= 2.0**-20
 
 
-@pytest.mark.parametrize("name", ["LAMB", "Muon"])
-def test_updates_of_whole_tensors_are_of_each_expert_alone(ranks, name):
-    for found in ranks.run(optimizer_steps, name):
-        assert max(found) <= 2.0**-20
-
-
-def graphed():
+@on_ranks(4)
+def test_graph_step_asks_in_its_first_warm_up():
     found = []
     for differ, key, sizes in [(False, None, (2.0, 2.0)), (False, None, (1.0, 7.0)), (False, "ep", (1.0, 7.0))]:
         model = Model("AdamW", 73, differ, key, "sharded")
@@ -384,17 +358,14 @@ def graphed():
             found.append(model.scaler.last_grad_norm.item())
         except ValueError as error:
             found.append((REFUSED, len(calls)) if "shard_group" in str(error) else str(error))
-    return found
+    copies, refused, experts = found
+    assert copies == pytest.approx((4 * 73 * (1 + 4)) ** 0.5)
+    assert refused == (REFUSED, 1)
+    assert experts == pytest.approx((4 * 73 * (1 + 1 + 49)) ** 0.5)
 
 
-def test_graph_step_asks_in_its_first_warm_up(ranks):
-    for copies, refused, experts in ranks.run(graphed):
-        assert copies == pytest.approx((4 * 73 * (1 + 4)) ** 0.5)
-        assert refused == (REFUSED, 1)
-        assert experts == pytest.approx((4 * 73 * (1 + 1 + 49)) ** 0.5)
-
-
-def key_of_a_group():
+@on_ranks(4)
+def test_the_key_of_a_group():
     """Declared later, kept by load_state_dict, checked."""
     model = Model("AdamW", 74, True, None, "sharded")
     first = model.norm(2.0)
@@ -418,13 +389,8 @@ def key_of_a_group():
         )
     with pytest.raises(ValueError, match="accepted: 'params' and 'shard_group'"):
         ak.get_total_norm([{"shard_group": "copies"}])
-    return first, [value**2 / (4 * 74) for value in then]
-
-
-def test_the_key_of_a_group(ranks):
-    for first, then in ranks.run(key_of_a_group):
-        assert first == REFUSED
-        assert then == pytest.approx([9, 9, 9, 9, 5])
+    assert first == REFUSED
+    assert [value**2 / (4 * 74) for value in then] == pytest.approx([9, 9, 9, 9, 5])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

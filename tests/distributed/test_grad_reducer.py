@@ -13,6 +13,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import amp_kernels as ak
 from amp_kernels.distributed.grad_reducer import GradReducer
 
+from ..helpers.ranks import on_ranks
 from .worlds import everyone
 
 BF16, MICRO_BATCHES = torch.bfloat16, 3
@@ -93,7 +94,8 @@ def test_sums_are_averaged_in_fp32(ranks, world, bucket_mb, set_to_none, buckets
         assert all(map(torch.equal, weights, found[0][1]))
 
 
-def order():
+@on_ranks(2)
+def test_buckets_are_sent_while_the_backward_runs():
     """Gradients present when a bucket is sent: an early bucket leaves while the backward still runs."""
     model = make_model()
     ak.nn.accumulate_fp32(model)
@@ -111,14 +113,9 @@ def order():
     assert seen == []
     model.zero_grad()
     loss(model, inputs(0, 0)[0]).backward()
-    return seen
-
-
-def test_buckets_are_sent_while_the_backward_runs(ranks):
-    for seen in ranks.run(order, world=2):
-        assert [index for index, _ in seen] == list(range(6))
-        assert seen[0][1] < 3
-        assert seen[-1][1] == 6
+    assert [index for index, _ in seen] == list(range(6))
+    assert seen[0][1] < 3
+    assert seen[-1][1] == 6
 
 
 def elsewhere(state, bucket):
@@ -171,7 +168,8 @@ class Branches(torch.nn.Module):
         return sum(self.branches[i](x).sum() for i in used)
 
 
-def unused():
+@on_ranks(2)
+def test_unused_parameters_of_a_rank_count_as_zeros():
     """Rank 0 uses one branch, rank 1 another, nobody the third; then all use the third alone."""
     model = Branches()
     ak.nn.accumulate_fp32(model)
@@ -181,17 +179,14 @@ def unused():
         model.zero_grad()
         model(torch.ones(1, 4, dtype=BF16), [used]).backward()
         found += [branch.weight.grad[0, 0].item() for branch in model.branches]
-    return found
+    assert found == [0.5, 0.5, 0.0, 0.0, 0.0, 1.0]
 
 
-def test_unused_parameters_of_a_rank_count_as_zeros(ranks):
-    assert ranks.run(unused, world=2) == [[0.5, 0.5, 0.0, 0.0, 0.0, 1.0]] * 2
-
-
-def starts():
+@on_ranks(2)
+def test_all_start_from_the_first_rank():
     """Values of the first rank, wherever the others keep theirs."""
-    rank = dist.get_rank()
-    values = torch.arange(12.0).view(3, 4) + 100 * rank
+    want, rank = torch.arange(12.0).view(3, 4), dist.get_rank()
+    values = want + 100 * rank
     places = [torch.zeros(3, 4), torch.zeros(4, 3).t(), torch.zeros(3, 8)[:, ::2]]
     model = torch.nn.Module()
     for i in range(3):
@@ -200,15 +195,12 @@ def starts():
         model.register_parameter(f"weight{i}", torch.nn.Parameter(place))
         model.register_buffer(f"buffer{i}", place.clone().t()[::2].t())
     GradReducer(model)
-    return [tensor.tolist() for tensor in model.state_dict().values()]
+    whole, halves = want.tolist(), want[:, ::2].tolist()
+    assert [tensor.tolist() for tensor in model.state_dict().values()] == [whole] * 3 + [halves] * 3
 
 
-def test_all_start_from_the_first_rank(ranks):
-    want = torch.arange(12.0).view(3, 4)
-    assert ranks.run(starts, world=2) == [[want.tolist()] * 3 + [want[:, ::2].tolist()] * 3] * 2
-
-
-def check_refusals():
+@on_ranks(2)
+def test_refusals():
     model = torch.nn.Linear(2, 2)
     placed = torch.nn.ParameterList([distribute_tensor(torch.ones(4), everyone(), [Shard(0)])])
     for arguments, exception, message in (
@@ -241,13 +233,13 @@ def check_refusals():
         late(torch.ones(1, 2, dtype=BF16)).sum().backward()
 
 
-def test_refusals(ranks):
-    ranks.run(check_refusals, world=2)
-
-
-def failed_backward(bucket_mb, after):
+@pytest.mark.parametrize("bucket_mb", [25, 1e-6])
+@pytest.mark.parametrize("after", [[0, 1], [0]])
+@on_ranks(2)
+def test_a_failed_backward_leaves_no_trace(bucket_mb, after):
     """An exception in one backward after the branch numbered 1 has come: the next one, of the branches ``after``, says so;
-    the one after it is right."""
+    the one after it is right. ``[0]`` is a backward that shares no parameter with the failed one. Its gradients must not stay each
+    rank's own."""
     model = Branches()
     ak.nn.accumulate_fp32(model)
     GradReducer(model, bucket_mb=bucket_mb)
@@ -265,17 +257,12 @@ def failed_backward(bucket_mb, after):
         model(x, after).backward()
     model.zero_grad()
     model(x * (1 + 2 * dist.get_rank()), [0, 1, 2]).backward()
-    return kept.type, [branch.weight.grad[0, 0].item() for branch in model.branches]
+    assert kept.type is ArithmeticError
+    assert [branch.weight.grad[0, 0].item() for branch in model.branches] == [2.0, 2.0, 2.0]
 
 
-@pytest.mark.parametrize("bucket_mb", [25, 1e-6])
-@pytest.mark.parametrize("after", [[0, 1], [0]])
-def test_a_failed_backward_leaves_no_trace(ranks, bucket_mb, after):
-    """``[0]``: a backward that shares no parameter with the failed one. Its gradients must not stay each rank's own."""
-    assert ranks.run(failed_backward, bucket_mb, after, world=2) == [(ArithmeticError, [2.0, 2.0, 2.0])] * 2
-
-
-def reentrant():
+@on_ranks(2)
+def test_reentrant_checkpoints():
     """Two branches within one reentrant checkpoint, one outside of it: its gradients come in a backward of their own."""
     model = Branches()
     ak.nn.accumulate_fp32(model)
@@ -289,25 +276,16 @@ def reentrant():
     twice = [torch.utils.checkpoint.checkpoint(lambda x: model(x, [0]), x, use_reentrant=True) for _ in range(2)]
     with pytest.raises(RuntimeError, match=r"branches\.0\.weight changed after.*accepted: .*use_reentrant=False"):
         (model(x, [2]) + sum(twice)).backward()
-    return found
+    assert found == [2.0, 2.0, 2.0]
 
 
-def test_reentrant_checkpoints(ranks):
-    assert ranks.run(reentrant, world=2) == [[2.0, 2.0, 2.0]] * 2
-
-
-def sharded_sums():
-    """300 micro-batches whose gradients are 1: bfloat16 sums would end at 256."""
+@on_ranks(2)
+def test_fully_shard_adds_micro_batches_up_in_fp32():
+    """300 micro-batches whose gradients are 1: bfloat16 sums would end at 256. accumulate_fp32 refers its users to this."""
     model = torch.nn.Linear(4, 2, bias=False)
     policy = MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=torch.float32)
     fully_shard(model, mesh=everyone(), mp_policy=policy)
     for i in range(300):
         model.set_requires_gradient_sync(i == 299)
         model(torch.ones(1, 4)).sum().backward()
-    return model.weight.grad.full_tensor()
-
-
-def test_fully_shard_adds_micro_batches_up_in_fp32(ranks):
-    """accumulate_fp32 refers its users to this."""
-    for grad in ranks.run(sharded_sums, world=2):
-        assert torch.equal(grad, torch.full((2, 4), 300.0))
+    assert torch.equal(model.weight.grad.full_tensor(), torch.full((2, 4), 300.0))

@@ -13,6 +13,7 @@ import amp_kernels as ak
 from amp_kernels.nn import experts
 
 from ..helpers.generators import normal
+from ..helpers.ranks import on_ranks
 from ..nn.test_experts import Experts
 from .worlds import everyone
 
@@ -42,7 +43,9 @@ def gradients(model, x):
     return found
 
 
-def check_a_rank_without_tokens(first):
+@pytest.mark.parametrize("first", [True, False])
+@on_ranks(2)
+def test_a_rank_without_tokens(first):
     rank, world = dist.get_rank(), dist.get_world_size()
     alone = ak.convert(Routed())
     model = copy.deepcopy(alone) if first else Routed()
@@ -56,18 +59,10 @@ def check_a_rank_without_tokens(first):
         torch.testing.assert_close(found[name], grad / world, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_a_rank_without_tokens(ranks, first):
-    ranks.run(check_a_rank_without_tokens, first, world=2)
-
-
-def check_refusal():
+@on_ranks(2)
+def test_dtensors_are_refused_by_name():
     weight = distribute_tensor(normal(4, 8, 6), everyone(), [Shard(0)])
     with pytest.raises(
         TypeError, match=r"grouped_mm: b is a DTensor with the placements .*Shard.*; accepted: each rank's"
     ):
         ak.grouped_mm(normal(3, 8), weight, offs=torch.tensor([3, 3, 3, 3], dtype=torch.int32))
-
-
-def test_dtensors_are_refused_by_name(ranks):
-    ranks.run(check_refusal, world=2)

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 import amp_kernels as ak
 
+from ..helpers.ranks import on_ranks
 from .worlds import whole
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "sharding.md"
@@ -91,20 +92,18 @@ def learn(names, steps=3):
     return torch.tensor([*losses, names["scaler"].last_grad_norm.item()])
 
 
-def wrapped(name):
+@pytest.mark.parametrize("name", WRAPPERS)
+@on_ranks(4)
+def test_a_wrapper(name):
     alone = reader()
     alone["optimizer"] = ak.optim.AdamW(alone["model"].parameters(), lr=3e-4 if name == "ZeRO" else 1e-3)
-    return learn(run(wrapper(name), reader())), learn(alone)
+    found, expected = learn(run(wrapper(name), reader())), learn(alone)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert found[2] < found[1] < found[0]
 
 
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_a_wrapper(ranks, name):
-    for found, expected in ranks.run(wrapped, name):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-        assert found[2] < found[1] < found[0]
-
-
-def vocabulary():
+@on_ranks(2)
+def test_the_vocabulary():
     ((code, *more),) = blocks("## Vocabulary-parallel loss")
     assert not more
     names = reader(tokens=TOKENS, targets=TARGETS)
@@ -115,13 +114,8 @@ def vocabulary():
     loss.backward()
     weight = names["model"].head.weight
     assert isinstance(weight, DTensor)
-    return [(names["loss"].detach(), loss.detach()), (weight.grad.full_tensor(), alone.head.weight.grad)]
-
-
-def test_the_vocabulary(ranks):
-    for pairs in ranks.run(vocabulary, world=2):
-        for found, expected in pairs:
-            torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(names["loss"].detach(), loss.detach())
+    torch.testing.assert_close(weight.grad.full_tensor(), alone.head.weight.grad)
 
 
 class Loss(nn.Module):
@@ -181,7 +175,8 @@ def test_resuming_with_another_number_of_processes_and_another_wrapper(ranks, tm
 # ---- docs/guide/mixture-of-experts.md ----
 
 
-def several_ranks():
+@on_ranks(4)
+def test_the_block_about_experts():
     """The page's block over a model whose experts differ, and gradients of ones."""
     page = PAGE.with_name("mixture-of-experts.md").read_text()
     (code,) = re.findall(
@@ -200,8 +195,4 @@ def several_ranks():
         for param in group["params"]:
             param.grad = torch.full_like(param, value)
     scaler.step(names["optimizer"])
-    return scaler.last_grad_norm.item() ** 2
-
-
-def test_the_block_about_experts(ranks):
-    assert ranks.run(several_ranks) == [pytest.approx(30 + 2 * 40 * (4 + 9))] * 4
+    assert scaler.last_grad_norm.item() ** 2 == pytest.approx(30 + 2 * 40 * (4 + 9))

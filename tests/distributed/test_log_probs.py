@@ -13,9 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 import amp_kernels as ak
 from amp_kernels.distributed import vocab_parallel_log_probs
 
+from ..helpers.ops import Ops
+from ..helpers.ranks import on_ranks
 from ..nn.test_head_loss import WORDS as VOCABULARY
 from ..nn.test_head_loss import Model, causal_loss
-from .test_agreement import Log
 from .worlds import everyone, whole
 
 ROWS, WIDTH, WORDS = 7, 16, 22
@@ -63,18 +64,18 @@ def worst(dtype, case, as_dtensor, chunk_size):
     want = exact(x, weight, bias, target, *factors, temperature)
     x = x.clone().requires_grad_()
     weight, bias = (placed(t) if as_dtensor else piece(t) for t in (weight, bias))
-    with Log() as log:
+    with Ops() as ops:
         options = {"linear_bias": bias, "temperature": temperature, "entropy": True, "chunk_size": chunk_size}
         found = vocab_parallel_log_probs(x, weight, target, **options)
-    forward = log.ops["c10d::allreduce_"]
-    with Log() as log:
+    forward = ops.count("c10d::allreduce_")
+    with Ops() as ops:
         sum((one * factor).sum() for one, factor in zip(found, factors, strict=True)).backward()
     grads = [x.grad, *(whole(t.grad) if as_dtensor else torch.cat(gathered(t.grad)) for t in (weight, bias))]
     errors = []
     for got, wanted in zip([*found, *grads], want, strict=True):
         assert got.dtype in (torch.float32, dtype)
         errors.append(((got.detach().double() - wanted).abs().max() / wanted.abs().max().clamp(min=1)).item())
-    return errors, [t.tolist() for t in (*found, x.grad)], (forward, log.ops["c10d::allreduce_"])
+    return errors, [t.tolist() for t in (*found, x.grad)], (forward, ops.count("c10d::allreduce_"))
 
 
 def gathered(tensor):
@@ -108,7 +109,8 @@ def test_is_the_head_of_one_process(ranks, world, as_dtensor):
         assert all(found[case][1] == bits for found in of_ranks)
 
 
-def refusals():
+@on_ranks(2)
+def test_refusals_and_words_out_of_range():
     x, weight, target = torch.zeros(2, 4), torch.zeros(3, 4), torch.tensor([0, 5])
     for arguments, options, error, message in (
         ((x.double(), weight.double(), target), {}, TypeError, "input has dtype float64"),
@@ -136,12 +138,9 @@ def refusals():
     assert found[0].requires_grad
     with ak.batch_invariant():
         assert vocab_parallel_log_probs(x, weight, target).shape == (2,)
-    return [t.isnan().tolist() for t in found], x.grad.isnan().all(1).tolist()
-
-
-def test_refusals_and_words_out_of_range(ranks):
-    for (log_probs, entropy), grad in ranks.run(refusals, world=2):
-        assert log_probs == entropy == grad == [True, False]
+    log_probs, entropy = found
+    for values in (log_probs.isnan(), entropy.isnan(), x.grad.isnan().all(1)):
+        assert values.tolist() == [True, False]
 
 
 WRAPPED = {
@@ -163,8 +162,10 @@ class Tuples(Model):
         return (output["logits"],) if labels is None else output
 
 
-def of_a_batch(entropy):
-    """The largest error of values and gradients of each wrapper, whose ranks have half of a batch each."""
+@pytest.mark.parametrize("entropy", [False, True])
+@on_ranks(2)
+def test_a_batch_under_ddp_and_fully_shard(entropy):
+    """Ranks have half of a batch each. The wrappers' hooks begin the backward where a gradient reaches an output."""
     sys.modules["transformers.loss.loss_utils"] = types.SimpleNamespace(ForCausalLMLoss=causal_loss)
     torch.manual_seed(0)
     ids = torch.randint(VOCABULARY, (4, 7))
@@ -193,11 +194,4 @@ def of_a_batch(entropy):
     fully_shard(apart.lm_head, mesh=everyone())
     with pytest.raises(ValueError, match=r"lm_head of Model is a FSDPLinear .*; accepted: .* the model around it"):
         ak.nn.token_log_probs(apart, ids)
-    return errors
-
-
-@pytest.mark.parametrize("entropy", [False, True])
-def test_a_batch_under_ddp_and_fully_shard(ranks, entropy):
-    """Their hooks begin the backward where a gradient reaches an output."""
-    for errors in ranks.run(of_a_batch, entropy, world=2):
-        assert max(errors.values()) <= 1e-5, errors
+    assert max(errors.values()) <= 1e-5, errors

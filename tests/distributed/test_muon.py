@@ -14,6 +14,7 @@ from amp_kernels._sharding.pieces import holders_of
 from amp_kernels.optim import _exchange, _matrices
 from amp_kernels.optim._matrices import Matrices, Member
 
+from ..helpers.ranks import on_ranks
 from .worlds import everyone, grid, whole
 
 SHAPES = [(12, 20), (20, 12), (12, 20), (9, 5), (3, 30)]
@@ -49,11 +50,13 @@ def largest_difference(shapes, put, steps=3, **options):
     )
 
 
-def cases():
+@on_ranks(4)
+def test_bits_and_collectives():
+    """Two exchanges in two rounds however many matrices there are, one round for a matrix each, and none for whole experts."""
     world, mesh = everyone(), grid()
     rows, both = [Shard(0)], [Shard(0), Shard(1)]
     stacks = [(8, 6, 10), (5, 10, 6)]
-    return {
+    found = {
         "rows": largest_difference(SHAPES, lambda t: placed(t, world, rows)),
         "rows and columns": largest_difference(SHAPES, lambda t: placed(t, mesh, both)),
         "columns of replicas": largest_difference(SHAPES, lambda t: placed(t, mesh, [Replicate(), Shard(1)])),
@@ -63,19 +66,17 @@ def cases():
         "rows of experts": largest_difference(stacks, lambda t: placed(t, mesh, [Shard(0), Shard(1)])),
         "many": largest_difference(SHAPES * 6, lambda t: placed(t, world, rows), steps=2),
     }
+    for case, (difference, collectives) in found.items():
+        assert difference == 0.0, case
+        assert collectives == {"experts": 0, "flattened": 2, "heads": 2, "rows of experts": 2}.get(case, 4), case
 
 
-def test_bits_and_collectives(ranks):
-    """Two exchanges in two rounds however many matrices there are, one round for a matrix each, and none for whole experts."""
-    for found in ranks.run(cases):
-        for case, (difference, collectives) in found.items():
-            assert difference == 0.0, case
-            assert collectives == {"experts": 0, "flattened": 2, "heads": 2, "rows of experts": 2}.get(case, 4), case
-
-
-def failing_calls(name, options):
-    """Tells if nothing changes in a step whose call number ``n`` of other ranks fails on all of them, and if the step is that of a
-    twin once it is taken again."""
+@pytest.mark.parametrize(("name", "least"), [("Muon", 4), ("LAMB", 1)])
+@pytest.mark.parametrize("options", [{}, {"state_dtype": "8bit"}, {"state_dtype": torch.bfloat16}])
+@on_ranks(4)
+def test_a_step_whose_ranks_lose_each_other_changes_nothing(name, least, options):
+    """Nothing changes in a step whose call number ``n`` of other ranks fails on all of them, and the step is that of a twin once it is
+    taken again."""
     place, method = {"Muon": (dist, "all_to_all_single"), "LAMB": (Agreement, "total")}[name]
     shapes, called = [*SHAPES, (64, 64)], getattr(place, method)
     mine, twins = ([placed(value, everyone(), [Shard(0)]) for value in weights(shapes)] for _ in range(2))
@@ -107,19 +108,13 @@ def failing_calls(name, options):
         finally:
             setattr(place, method, called)
         theirs.step()
-    return unchanged, all(map(torch.equal, map(local, mine), map(local, twins)))
+    assert len(unchanged) >= least
+    assert all(unchanged)
+    assert all(map(torch.equal, map(local, mine), map(local, twins)))
 
 
-@pytest.mark.parametrize(("name", "least"), [("Muon", 4), ("LAMB", 1)])
-@pytest.mark.parametrize("options", [{}, {"state_dtype": "8bit"}, {"state_dtype": torch.bfloat16}])
-def test_a_step_whose_ranks_lose_each_other_changes_nothing(ranks, name, least, options):
-    for unchanged, same in ranks.run(failing_calls, name, options):
-        assert len(unchanged) >= least
-        assert all(unchanged)
-        assert same
-
-
-def travels():
+@on_ranks(4)
+def test_one_round_travels_while_the_other_is_multiplied():
     """The order of exchanges and products on this rank, with two shapes of which each rank owns one of either."""
     events, moved, multiply = [], dist.all_to_all_single, _matrices.orthogonalized
     shapes = [(12, 20)] * 4 + [(9, 5)] * 4
@@ -132,16 +127,21 @@ def travels():
         ak.optim.Muon(params).step()
     finally:
         dist.all_to_all_single, _matrices.orthogonalized = moved, multiply
-    return events
+    assert events == ["exchange", "exchange", (1, 9, 5), "exchange", (1, 12, 20), "exchange"]
 
 
-def test_one_round_travels_while_the_other_is_multiplied(ranks):
-    for events in ranks.run(travels):
-        assert events == ["exchange", "exchange", (1, 9, 5), "exchange", (1, 12, 20), "exchange"]
+def local_rows(count, rank):
+    """The first row of a rank's piece, of four."""
+    return min(count, rank * -(-count // 4))
 
 
-def idle_ranks(idle):
-    """Gradients on some ranks only: ``idle`` has the parameters that have none on a rank. One process has zeros instead."""
+@pytest.mark.parametrize(
+    "idle", [{1: (0, 3)}, {0: (1,), 2: (1, 2)}, {3: (0, 1, 2, 3, 4)}, dict.fromkeys(range(4), (2,))]
+)
+@on_ranks(4)
+def test_ranks_may_have_gradients_for_different_parameters(idle):
+    """``idle`` has the parameters that have no gradient on a rank. Such a piece counts as zeros, which one process has instead, and
+    stays; no rank waits for another one's."""
     rank, values = dist.get_rank(), weights(SHAPES)
     mine = [placed(value, everyone(), [Shard(0)]) for value in values]
     alone = [torch.nn.Parameter(value.clone()) for value in values]
@@ -158,21 +158,12 @@ def idle_ranks(idle):
         assert torch.equal(local(p).detach(), wanted[rows])
 
 
-def local_rows(count, rank):
-    """The first row of a rank's piece, of four."""
-    return min(count, rank * -(-count // 4))
-
-
-@pytest.mark.parametrize(
-    "idle", [{1: (0, 3)}, {0: (1,), 2: (1, 2)}, {3: (0, 1, 2, 3, 4)}, dict.fromkeys(range(4), (2,))]
-)
-def test_ranks_may_have_gradients_for_different_parameters(ranks, idle):
-    """A piece without a gradient counts as zeros and stays; no rank waits for another one's."""
-    ranks.run(idle_ranks, idle)
-
-
-def zero_redundancy(max_norm):
-    """Whole matrices on the ranks that ZeroRedundancyOptimizer gives them to, beside AdamW's parameters."""
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize(("max_norm", "bound"), [(None, 0.0), (0.5, 2e-3)])
+@on_ranks("world")
+def test_zero_redundancy_optimizer(max_norm, bound):
+    """Whole matrices on the ranks that ZeroRedundancyOptimizer gives them to, beside AdamW's parameters: bits of one process, with
+    clipping up to the order of the norm's sum, which the clip factor passes on to the momentum."""
     shapes = [*SHAPES, (7,), (3,)]
     values, options = weights(shapes), {"lr": 0.02, "max_grad_norm": max_norm, "skip_nonfinite": True}
 
@@ -191,27 +182,18 @@ def zero_redundancy(max_norm):
             p.grad, q.grad = grad, grad.clone()
         ours.step()
         theirs.step()
-    return max((p - q).abs().max().item() for p, q in zip(mine, alone, strict=True))
+    assert max((p - q).abs().max().item() for p, q in zip(mine, alone, strict=True)) <= bound
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_zero_redundancy_optimizer(ranks, world):
-    """Bits of one process; with clipping up to the order of the norm's sum, which the clip factor passes on to the momentum."""
-    for max_norm, bound in ((None, 0.0), (0.5, 2e-3)):
-        assert max(ranks.run(zero_redundancy, max_norm, world=world)) <= bound
-
-
-def one_rank():
+@on_ranks(1)
+def test_a_world_of_one():
     """DTensors over a single rank, and a stack of experts: no exchange."""
     mesh = init_device_mesh("cpu", (1,))
-    return largest_difference([*SHAPES, (2, 6, 4)], lambda t: placed(t, mesh, [Shard(0)]))
+    assert largest_difference([*SHAPES, (2, 6, 4)], lambda t: placed(t, mesh, [Shard(0)])) == (0.0, 0)
 
 
-def test_a_world_of_one(ranks):
-    assert ranks.run(one_rank, world=1) == [(0.0, 0)]
-
-
-def checkpoints():
+@on_ranks(4)
+def test_checkpoints_of_any_number_of_ranks():
     """The momentum of four ranks goes on in one process, and back."""
     values = weights(SHAPES)
     mine = [placed(value, everyone(), [Shard(0)]) for value in values]
@@ -234,14 +216,11 @@ def checkpoints():
         assert local(sharded["state"][i]["momentum_buffer"]).shape == local(mine[i]).shape
     theirs.load_state_dict(sharded)
     step()
-    return all(torch.equal(whole(p.detach()), q.detach()) for p, q in zip(mine, alone, strict=True))
+    assert all(torch.equal(whole(p.detach()), q.detach()) for p, q in zip(mine, alone, strict=True))
 
 
-def test_checkpoints_of_any_number_of_ranks(ranks):
-    assert all(ranks.run(checkpoints))
-
-
-def owners():
+@on_ranks(4)
+def test_owners_are_balanced_by_work():
     """Each of 4 ranks gets two of 8 equal matrices; one with more work than the others together is alone on its rank."""
     shapes = [(64, 256)] + [(64, 64)] * 6
     found = []
@@ -252,16 +231,13 @@ def owners():
             holders = holders_of(placed(torch.zeros(shape), everyone(), [Shard(0)]))
             parameters.append(_exchange.Sharded(Member(number, matrices, (), (0, 1.0)), number, shape, holders, False))
         found.append(list(_exchange.owners_of(parameters[::-1]).values()))
-    return [sorted(map(counts.count, range(4))) for counts in found]
+    equal, unequal = [sorted(map(counts.count, range(4))) for counts in found]
+    assert equal == [2, 2, 2, 2]
+    assert unequal == [1, 2, 2, 2]
 
 
-def test_owners_are_balanced_by_work(ranks):
-    for equal, unequal in ranks.run(owners):
-        assert equal == [2, 2, 2, 2]
-        assert unequal == [1, 2, 2, 2]
-
-
-def refusals():
+@on_ranks(4)
+def test_refusals():
     pipeline = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("pp", "dp", "tp"))["dp", "tp"]
     two = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("pp", "dp", "tp"))["dp", "tp"]
     one_dim = placed(torch.zeros(8, 8), pipeline, [Shard(0), Shard(1)])  # one of the dimensions has one rank
@@ -271,7 +247,3 @@ def refusals():
     transposed._local_tensor = torch.zeros(8, 2).t()
     with pytest.raises(ValueError, match=r"params\[0\] is a DTensor with pieces float32\[2, 8\] with strides"):
         ak.optim.Muon([transposed])
-
-
-def test_refusals(ranks):
-    ranks.run(refusals)

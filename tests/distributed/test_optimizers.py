@@ -11,6 +11,7 @@ from amp_kernels._raw._block8 import FIRST, decode
 from amp_kernels._sharding.local import local
 from amp_kernels.optim._launches import random_place
 
+from ..helpers.ranks import on_ranks
 from .worlds import LAYOUTS, compare, everyone, give, grid, make_model, make_wide, states, whole
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -42,39 +43,32 @@ WORLDS = [(2, "fsdp"), (2, "part"), (2, "columns"), (4, "fsdp"), (4, "hsdp"), (4
 BAD = {0: (1, 0), 3: (0, 4)}
 
 
-def all_cases(layout, max_norm):
-    return {case: compare(layout, *arguments, max_norm, BAD) for case, arguments in CASES.items()}
-
-
 @pytest.mark.parametrize(("world", "layout"), WORLDS)
-def test_bits_are_those_of_one_process(ranks, world, layout):
-    for found in ranks.run(all_cases, layout, None, world=world):
-        for case, it in found.items():
-            assert it["taken"] == it["expected"], (layout, case)
-            assert it["scales"][0] == it["scales"][1], (layout, case)
-            assert it["weights"] == 0.0, (layout, case)
-            assert it["norm"] < 4e-7, (layout, case)
-
-
-def wide_cases(layout):
-    found = {}
-    for case, (name, dtype, options) in WIDE_CASES.items():
-        options = {"state_dtype": "8bit", "seed": 3, **options}
-        found[case] = compare(layout, name, dtype, options, None, BAD, make=make_wide)
-    return found
+@on_ranks("world")
+def test_bits_are_those_of_one_process(layout):
+    for case, arguments in CASES.items():
+        it = compare(layout, *arguments, None, BAD)
+        assert it["taken"] == it["expected"], (layout, case)
+        assert it["scales"][0] == it["scales"][1], (layout, case)
+        assert it["weights"] == 0.0, (layout, case)
+        assert it["norm"] < 4e-7, (layout, case)
 
 
 @pytest.mark.parametrize(("world", "layout"), [*WORLDS, (4, "replicated")])
-def test_bits_of_8_bit_moments_are_those_of_one_process(ranks, world, layout):
+@on_ranks("world")
+def test_bits_of_8_bit_moments_are_those_of_one_process(layout):
     """Codes, exponents and random bits do not depend on the mesh: whole blocks lie on one rank. LAMB's ratios of norms are sums over
     the ranks, in another order."""
-    for found in ranks.run(wide_cases, layout, world=world):
-        for case, it in found.items():
-            assert it["taken"] == it["expected"], (layout, case)
-            assert it["weights"] <= (1e-5 if case == "lamb" else 0.0), (layout, case)
+    for case, (name, dtype, options) in WIDE_CASES.items():
+        options = {"state_dtype": "8bit", "seed": 3, **options}
+        it = compare(layout, name, dtype, options, None, BAD, make=make_wide)
+        assert it["taken"] == it["expected"], (layout, case)
+        assert it["weights"] <= (1e-5 if case == "lamb" else 0.0), (layout, case)
 
 
-def wide_columns(layout):
+@pytest.mark.parametrize(("world", "layout"), [(2, "columns"), (4, "tp"), (4, "mixed"), (4, "fsdp x tp")])
+@on_ranks("world")
+def test_pieces_within_rows_consist_of_whole_blocks(layout):
     """Codes and exponents of AdamW as its state shows them."""
     model = LAYOUTS[layout](make_wide())
     optimizer = ak.optim.AdamW(model.parameters(), state_dtype="8bit")
@@ -93,12 +87,8 @@ def wide_columns(layout):
             assert torch.equal(value, states(optimizer, p)["exp_avg"])
 
 
-@pytest.mark.parametrize(("world", "layout"), [(2, "columns"), (4, "tp"), (4, "mixed"), (4, "fsdp x tp")])
-def test_pieces_within_rows_consist_of_whole_blocks(ranks, world, layout):
-    ranks.run(wide_columns, layout, world=world)
-
-
-def transposed():
+@on_ranks(2)
+def test_copies_of_a_transposed_parameter():
     """A copy on each rank whose memory is not row-major: exponents are flat."""
     value = torch.randn(96, 64, generator=torch.Generator().manual_seed(0)).t()
     found = []
@@ -112,11 +102,7 @@ def transposed():
         scale = optimizer.state[param]["exp_avg_scale"]
         assert scale.shape == whole(scale).shape == (192,)
         found.append((whole(param.detach()), whole(optimizer.state[param]["exp_avg"])))
-    return all(map(torch.equal, *found))
-
-
-def test_copies_of_a_transposed_parameter(ranks):
-    assert all(ranks.run(transposed, world=2))
+    assert all(map(torch.equal, *found))
 
 
 def keys_of_pieces():
@@ -148,40 +134,31 @@ def test_pieces_never_share_random_bits(ranks):
     assert boxes == narrow
 
 
-def cut_blocks():
-    messages = []
-    for placement in (Shard(1), Shard(0)):
-        param = torch.nn.Parameter(distribute_tensor(torch.ones(64, 64), everyone(), [placement]))
-        try:
-            ak.optim.AdamW([param], state_dtype="8bit")
-        except ValueError as error:
-            messages.append(str(error))
-    return messages
-
-
-def test_pieces_that_cut_a_block_are_refused(ranks):
-    (message,) = ranks.run(cut_blocks, world=4)[0]
-    assert (
-        "pieces of shape [64, 16], and state_dtype is '8bit'; accepted: contiguous pieces of whole blocks of 32"
-        in message
+@on_ranks(4)
+def test_pieces_that_cut_a_block_are_refused():
+    rows, columns = (
+        torch.nn.Parameter(distribute_tensor(torch.ones(64, 64), everyone(), [Shard(dim)])) for dim in (0, 1)
     )
-
-
-def clipped(layout, case, max_norm):
-    return compare(layout, *CASES[case], max_norm, BAD)
+    ak.optim.AdamW([rows], state_dtype="8bit")
+    message = (
+        r"pieces of shape \[64, 16\], and state_dtype is '8bit'; accepted: contiguous pieces of whole blocks of 32"
+    )
+    with pytest.raises(ValueError, match=message):
+        ak.optim.AdamW([columns], state_dtype="8bit")
 
 
 @pytest.mark.parametrize(("world", "layout"), [(2, "part"), (4, "hsdp"), (4, "mixed"), (4, "fsdp x tp")])
 @pytest.mark.parametrize("case", ["fp32", "bf16 split"])
-def test_with_clipping_only_the_order_of_the_sum_differs(ranks, world, layout, case):
+@on_ranks("world")
+def test_with_clipping_only_the_order_of_the_sum_differs(layout, case):
     """A norm is the root of a sum of squares that is rounded to float32 per part, then once: 2 units of 2^-24, halved by the
     root. The clip factor adds a rounding. AdamW's update is a ratio in which the factor of all steps cancels to first order;
     a weight of 16 bits may round the other way."""
-    for it in ranks.run(clipped, layout, case, 0.5, world=world):
-        assert it["taken"] == it["expected"]
-        assert it["scales"][0] == it["scales"][1]
-        assert it["norm"] <= 3 * 2.0**-24
-        assert it["weights"] <= (2.0**-20 if case == "fp32" else 2.0**-8)
+    it = compare(layout, *CASES[case], 0.5, BAD)
+    assert it["taken"] == it["expected"]
+    assert it["scales"][0] == it["scales"][1]
+    assert it["norm"] <= 3 * 2.0**-24
+    assert it["weights"] <= (2.0**-20 if case == "fp32" else 2.0**-8)
 
 
 def stochastic():
@@ -213,7 +190,8 @@ def test_stochastic_rounding_of_pieces_and_copies(ranks):
     assert 1.0 < torch.cat(first[:2]).float().mean().item() < 1.0 + 3 * 2.0**-8
 
 
-def check_views():
+@on_ranks(4)
+def test_state_is_dtensors_over_the_flat_buffers_and_follows_writes():
     """A state shows views of the flat buffers, and writes to parameters from outside reach the masters."""
     model = LAYOUTS["fsdp"](make_model(BF16))
     optimizer = ak.optim.AdamW(model.parameters(), lr=1e-2)
@@ -224,6 +202,7 @@ def check_views():
         version = param._version
         optimizer.step()
         assert param._version > version  # a backward that needs the old values can tell
+    assert optimizer._plan.cached is not None
     block = optimizer._store.places[id(param)].block
     for name, buffer in {**block.moments, "master": block.master}.items():
         shown = optimizer.state[param][name]
@@ -242,14 +221,11 @@ def check_views():
         optimizer.step()
         assert torch.equal(whole(optimizer.state[param]["master"]), before.float())
         assert torch.equal(whole(param.detach()), before)
-    return optimizer._plan.cached is not None
+    assert optimizer._plan.cached is not None
 
 
-def test_state_is_dtensors_over_the_flat_buffers_and_follows_writes(ranks):
-    ranks.run(check_views)
-
-
-def new_pieces():
+@on_ranks(4)
+def test_a_parameter_may_get_another_local_tensor():
     """FSDP gives a parameter another local tensor (``.to``, ``reset_sharded_param``): the step follows."""
     param = torch.nn.Parameter(distribute_tensor(torch.ones(8), everyone(), [Shard(0)]))
     optimizer = ak.optim.SGD([param], lr=1.0)
@@ -258,16 +234,12 @@ def new_pieces():
         optimizer.step()
     old, param._local_tensor = param._local_tensor, torch.full((2,), 5.0)
     optimizer.step()
-    return old.tolist(), local(param).tolist()
+    assert old.tolist() == [-2.0, -2.0]
+    assert local(param).tolist() == [4.0, 4.0]
 
 
-def test_a_parameter_may_get_another_local_tensor(ranks):
-    for old, new in ranks.run(new_pieces):
-        assert old == [-2.0, -2.0]
-        assert new == [4.0, 4.0]
-
-
-def whole_parameters_on_ranks():
+@on_ranks(2)
+def test_zero_repeats_itself():
     """ZeRO: each rank steps some of the parameters, and all have them afterwards."""
     runs = []
     for _ in range(2):
@@ -281,8 +253,4 @@ def whole_parameters_on_ranks():
     everyone_has = [None] * dist.get_world_size()
     dist.all_gather_object(everyone_has, runs[0])
     assert all(map(torch.equal, *runs))
-    return all(torch.equal(a, b) for other in everyone_has for a, b in zip(other, runs[0], strict=True))
-
-
-def test_zero_repeats_itself(ranks):
-    assert all(ranks.run(whole_parameters_on_ranks, world=2))
+    assert all(torch.equal(a, b) for other in everyone_has for a, b in zip(other, runs[0], strict=True))

@@ -1,5 +1,7 @@
 """Gradient release over ranks: the bits of the plain step under ``fully_shard``, and layouts whose gradients are summed too late."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 import amp_kernels as ak
 
+from ..helpers.ranks import on_ranks
 from ..optim.released import assert_close
 from .worlds import everyone, make_model, make_optimizer, make_wide, states
 
@@ -51,7 +54,10 @@ def trained(case, released, **more):
     return [[param.detach().full_tensor(), states(optimizer, param)] for param in model.parameters()], left
 
 
-def compared(case, kinds):
+@pytest.mark.parametrize("kinds", [{}, {"state_device": "cpu"}], ids=["device", "host"])
+@pytest.mark.parametrize("case", CASES)
+@on_ranks(2)
+def test_bits_under_fully_shard(case, kinds):
     plain, all_left = trained(case, False)
     released, left = trained(case, True, **kinds)
     torch.testing.assert_close(released, plain, rtol=0, atol=0)
@@ -64,16 +70,13 @@ def compared(case, kinds):
         # The norm is the sum of the gradients' own: other 8-bit codes and low bits may follow, and Muon rounds in BF16.
         leaves = (list(filter(torch.is_floating_point, pytree.tree_leaves(of))) for of in (clipped, expected))
         assert_close(*leaves, close=2**-8 if case == "Muon" else 2e-5)
-    return all_left > 0, left
+    assert all_left > 0
+    assert left == 0
 
 
-@pytest.mark.parametrize("kinds", [{}, {"state_device": "cpu"}], ids=["device", "host"])
 @pytest.mark.parametrize("case", CASES)
-def test_bits_under_fully_shard(ranks, case, kinds):
-    assert ranks.run(compared, case, kinds, world=2) == [(True, 0)] * 2
-
-
-def beside_cards(case):
+@on_ranks(2)
+def test_state_stays_in_host_memory_whatever_the_mesh_says(case):
     """Weights and states after plain steps, and after steps with state in host memory of parameters whose mesh says that it is CUDA's."""
     (make, dtype, options), found = CASES[case], []
     for kinds in ({}, {"state_device": "cpu"}):
@@ -96,13 +99,13 @@ def beside_cards(case):
     torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_state_stays_in_host_memory_whatever_the_mesh_says(ranks, case):
-    ranks.run(beside_cards, case, world=2)
-
-
-def refusals():
+@on_ranks(2)
+def test_distributed_data_parallel_is_refused():
     """Of gradients that DistributedDataParallel would sum: at once, and in the backward after such a parameter came."""
+    expected = (
+        "SGD: params[0] is no DTensor in a process group of 2 ranks, whose gradients DistributedDataParallel sums after the update; "
+        "accepted: parameters of fully_shard"
+    )
     said, plain, model = [], DistributedDataParallel(nn.Linear(4, 4)), sharded(make_model, torch.float32)
     optimizer = ak.optim.SGD(plain.parameters(), lr=1.0)
     with pytest.raises(ValueError, match="accepted") as error:
@@ -115,31 +118,18 @@ def refusals():
     with pytest.raises(ValueError, match="accepted") as error:
         model(torch.ones(2, 7)).sum().backward()
     assert all(map(torch.equal, before, [param.detach().full_tensor() for param in model.parameters()]))
-    return [*said, str(error.value)]
+    assert [*said, str(error.value)] == [expected] * 2
 
 
-def test_distributed_data_parallel_is_refused(ranks):
-    expected = (
-        "SGD: params[0] is no DTensor in a process group of 2 ranks, whose gradients DistributedDataParallel sums after the update; "
-        "accepted: parameters of fully_shard"
-    )
-    assert ranks.run(refusals, world=2) == [[expected] * 2] * 2
-
-
-def test_offloaded_parameters_are_refused_where_their_hooks_come_too_early(ranks):
-    early = TorchVersion(torch.__version__) < (2, 13)
-    assert ranks.run(offloaded, world=2) == [early] * 2
-
-
-def offloaded():
+@on_ranks(2)
+def test_offloaded_parameters_are_refused_where_their_hooks_come_too_early():
     """A mesh that says it is CUDA's, with parameters in CPU memory."""
     model = sharded(make_model, torch.float32)
     mesh = model[0].weight.device_mesh
     device_type, mesh._device_type = mesh._device_type, "cuda"
+    refused = pytest.raises(ValueError, match=r"params\[0\] is offloaded by fully_shard")
     try:
-        ak.optim.release_gradients(ak.optim.SGD(model.parameters(), lr=1.0))
-    except ValueError as error:
-        return "params[0] is offloaded by fully_shard" in str(error)
+        with refused if TorchVersion(torch.__version__) < (2, 13) else nullcontext():
+            ak.optim.release_gradients(ak.optim.SGD(model.parameters(), lr=1.0))
     finally:
         mesh._device_type = device_type
-    return False

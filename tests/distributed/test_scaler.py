@@ -1,5 +1,6 @@
 """GradScaler with torch's optimizers over placed parameters, and clip_grad_norm_ on their gradients."""
 
+import itertools
 import math
 
 import pytest
@@ -15,6 +16,7 @@ import amp_kernels as ak
 from amp_kernels._sharding.local import local
 
 from ..helpers.generators import normal
+from ..helpers.ranks import on_ranks
 from .worlds import LAYOUTS, difference, everyone, give, make_model, whole, without_sync
 
 THEIRS = {
@@ -24,13 +26,12 @@ THEIRS = {
 }
 
 
-def theirs(layout, name, max_norm, explicit):
+def check_as_in_one_process(layout, name, max_norm, explicit):
     """Three steps of one of torch's optimizers, the second with an infinite gradient in the last piece of the last rank."""
     model, reference = LAYOUTS[layout](make_model()), make_model()
     optimizer, alone = THEIRS[name](model.parameters()), THEIRS[name](reference.parameters())
     mine, other = (ak.GradScaler("cpu", init_scale=8.0) for _ in range(2))
     mine.scale(torch.ones(())), other.scale(torch.ones(()))
-    found = []
     for step in range(3):
         give(model, reference, step, mine.get_scale(), (dist.get_world_size() - 1, 1) if step == 1 else None)
         for scaler, o in ((mine, optimizer), (other, alone)):
@@ -41,38 +42,29 @@ def theirs(layout, name, max_norm, explicit):
         if max_norm is not None:
             assert type(mine.last_grad_norm) is torch.Tensor
             a, b = mine.last_grad_norm.item(), other.last_grad_norm.item()
-            found.append(abs(a / b - 1) < 4e-7 if math.isfinite(b) else not math.isfinite(a))
-        found.append(mine.last_step_skipped == other.last_step_skipped == (step == 1))
-        found.append(mine.get_scale() == other.get_scale())
-    worst = max(
-        difference(whole(p.detach()), q.detach())
-        for p, q in zip(model.parameters(), reference.parameters(), strict=True)
-    )
-    return found, worst
-
-
-def all_theirs(layout, names):
-    return {
-        (name, max_norm, explicit): theirs(layout, name, max_norm, explicit)
-        for name in names
-        for max_norm in (None, 0.5)
-        for explicit in (False, True)
-    }
+            assert abs(a / b - 1) < 4e-7 if math.isfinite(b) else not math.isfinite(a)
+        assert mine.last_step_skipped == other.last_step_skipped == (step == 1)
+        assert mine.get_scale() == other.get_scale()
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        assert difference(whole(p.detach()), q.detach()) < 1e-6
 
 
 # torch's fused and foreach steps take no lists of plain tensors and DTensors mixed, or of two meshes
 @pytest.mark.parametrize(
     ("world", "layout", "names"), [(2, "fsdp", list(THEIRS)), (2, "replicated", ["SGD"]), (4, "hsdp", list(THEIRS))]
 )
-def test_torchs_optimizers_skip_and_clip_as_in_one_process(ranks, world, layout, names):
-    for rank in ranks.run(all_theirs, layout, names, world=world):
-        for case, (found, worst) in rank.items():
-            assert all(found), (layout, case)
-            assert worst < 1e-6, (layout, case)
+@on_ranks("world")
+def test_torchs_optimizers_skip_and_clip_as_in_one_process(layout, names):
+    for case in itertools.product(names, (None, 0.5), (False, True)):
+        check_as_in_one_process(layout, *case)
 
 
-def first_replicated(make, bad):
-    """torch reduces the flag by the placements of the first gradient only: here that one is replicated."""
+@pytest.mark.parametrize("make", THEIRS)
+@pytest.mark.parametrize("bad", [(1,), (0, 1)])
+@on_ranks(2)
+def test_an_infinity_in_a_later_sharded_gradient_stops_all_ranks(make, bad):
+    """torch reduces the flag by the placements of the first gradient only: here that one is replicated. Its fused optimizers take a
+    flag of 2 for none."""
     a = nn.Parameter(distribute_tensor(torch.ones(4, 4), everyone(), [Replicate()]))
     b = nn.Parameter(distribute_tensor(torch.ones(4, 4), everyone(), [Shard(0)]))
     optimizer = THEIRS[make]([a, b])
@@ -84,19 +76,14 @@ def first_replicated(make, bad):
     before = local(b.detach()).clone()
     scaler.step(optimizer)
     scaler.update()
-    return torch.equal(local(b), before), scaler.get_scale()
+    assert torch.equal(local(b), before)
+    assert scaler.get_scale() == 4.0
 
 
-@pytest.mark.parametrize("make", THEIRS)
-@pytest.mark.parametrize("bad", [(1,), (0, 1)])
-def test_an_infinity_in_a_later_sharded_gradient_stops_all_ranks(ranks, make, bad):
-    """torch's fused optimizers take a flag of 2 for none."""
-    assert ranks.run(first_replicated, make, bad, world=2) == [(True, 4.0)] * 2
-
-
-def torchs_scaler(layout):
+@on_ranks(4)
+def test_torchs_scaler_steps_ours():
     """torch's scaler with an optimizer of this package: the flag is torch's to agree on, here for gradients placed alike."""
-    model, reference = LAYOUTS[layout](make_model()), make_model()
+    model, reference = LAYOUTS["fsdp"](make_model()), make_model()
     optimizer, alone = (ak.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, reference))
     mine, other = (torch.amp.GradScaler("cpu", init_scale=8.0) for _ in range(2))
     mine.scale(torch.ones(())), other.scale(torch.ones(()))
@@ -106,17 +93,14 @@ def torchs_scaler(layout):
             scaler.step(o)
             scaler.update()
         assert mine.get_scale() == other.get_scale()
-    return max(
-        difference(whole(p.detach()), q.detach())
-        for p, q in zip(model.parameters(), reference.parameters(), strict=True)
-    )
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(whole(p.detach()), q.detach())
 
 
-def test_torchs_scaler_steps_ours(ranks):
-    assert ranks.run(torchs_scaler, "fsdp") == [0.0] * 4
-
-
-def norms(layout, norm_type):
+@pytest.mark.parametrize("layout", ["replicated", "fsdp", "hsdp", "part", "mixed", "fsdp x tp"])
+@pytest.mark.parametrize("norm_type", [2.0, math.inf])
+@on_ranks(4)
+def test_total_norm_and_clipping(layout, norm_type):
     model, reference = LAYOUTS[layout](make_model()), make_model()
     give(model, reference, 0, 1.0, None)
     expected = ak.get_total_norm([q.grad for q in reference.parameters()], norm_type)
@@ -128,19 +112,11 @@ def norms(layout, norm_type):
     )
     next(model.parameters()).grad.mul_(torch.nan)
     broken = ak.get_total_norm([p.grad for p in model.parameters()], norm_type)
-    plain = all(type(it) is torch.Tensor for it in (found, before, broken))
-    return (found / expected - 1).abs().item(), torch.equal(found, before), apart, broken.isnan().item(), plain
-
-
-@pytest.mark.parametrize("layout", ["replicated", "fsdp", "hsdp", "part", "mixed", "fsdp x tp"])
-@pytest.mark.parametrize("norm_type", [2.0, math.inf])
-def test_total_norm_and_clipping(ranks, layout, norm_type):
-    for norm, alike, apart, broken, plain in ranks.run(norms, layout, norm_type):
-        assert norm <= (3 * 2.0**-24 if norm_type == 2.0 else 0.0)
-        assert alike
-        assert apart <= 2.0**-22
-        assert broken
-        assert plain
+    assert all(type(it) is torch.Tensor for it in (found, before, broken))
+    assert (found / expected - 1).abs() <= (3 * 2.0**-24 if norm_type == 2.0 else 0.0)
+    assert torch.equal(found, before)
+    assert apart <= 2.0**-22
+    assert broken.isnan()
 
 
 # ---- real backward passes under torch's wrappers, against one process that sees all the data ----
@@ -183,7 +159,13 @@ def wrapped(kind):
     return model, ak.optim.AdamW(model.parameters(), lr=1e-2), {}
 
 
-def trained(kind, max_norm, micros):
+SCALE = 64.0
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "hsdp", "fsdp1", "fsdp1, torch's AdamW", "zero"])
+@pytest.mark.parametrize(("max_norm", "micros"), [(None, 1), (0.5, 3)])
+@on_ranks(4)
+def test_training_is_that_of_one_process(kind, max_norm, micros):
     world, taken = dist.get_world_size(), []
     model, optimizer, options = wrapped(kind)
     reference = make_model()
@@ -209,22 +191,14 @@ def trained(kind, max_norm, micros):
         theirs.update()
         taken.append(mine.last_step_skipped == theirs.last_step_skipped == (step == 2))
     worst = max(difference(a, b.detach()) for a, b in zip(gathered(model), reference.parameters(), strict=True))
-    return taken, mine.get_scale() == theirs.get_scale(), worst
+    assert all(taken)
+    assert mine.get_scale() == theirs.get_scale()
+    assert worst < 1e-5
 
 
-SCALE = 64.0
-
-
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "hsdp", "fsdp1", "fsdp1, torch's AdamW", "zero"])
-@pytest.mark.parametrize(("max_norm", "micros"), [(None, 1), (0.5, 3)])
-def test_training_is_that_of_one_process(ranks, kind, max_norm, micros):
-    for taken, scales, worst in ranks.run(trained, kind, max_norm, micros):
-        assert all(taken)
-        assert scales
-        assert worst < 1e-5
-
-
-def undeclared(check):
+@pytest.mark.parametrize("check", ["max_grad_norm", "clip_grad_norm_", "ours", "torch's"])
+@on_ranks(2)
+def test_fsdp1_that_was_not_declared_is_refused(check):
     model = FullyShardedDataParallel(make_model(), use_orig_params=True, device_id=torch.device("cpu"))
     model(torch.ones(1, 7)).sum().backward()
     scaler = ak.GradScaler("cpu")
@@ -238,9 +212,3 @@ def undeclared(check):
     with pytest.raises(ValueError, match=r"sharded by FullyShardedDataParallel, and shard_group is None"):
         refused[check]()
     ak.optim.AdamW(model.parameters()).step()  # each element for itself
-    return True
-
-
-@pytest.mark.parametrize("check", ["max_grad_norm", "clip_grad_norm_", "ours", "torch's"])
-def test_fsdp1_that_was_not_declared_is_refused(ranks, check):
-    assert all(ranks.run(undeclared, check, world=2))

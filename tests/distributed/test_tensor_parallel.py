@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import amp_kernels as ak
 from bench.training.collectives import CountSent
 
+from ..helpers.ranks import on_ranks
 from .worlds import everyone, grid, whole
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -61,15 +62,6 @@ def step(model, rows, autocast):
     return [y.detach(), x.grad, *map(whole, grads)], [g.placements for g in grads], sent.bytes, sent.calls
 
 
-def converted(plan, dtype, autocast, before):
-    plan, rows = PLANS[plan]
-    ours = place(ak.convert(make(dtype)) if before else make(dtype), plan)
-    ak.convert(ours)
-    assert type(ours[0]) is type(ours[2]) is ak.nn.Linear
-    mine, expected = step(ours, rows, autocast), step(place(make(dtype), plan), rows, autocast)
-    return all(map(torch.equal, mine[0], expected[0])), mine[1:], expected[1:]
-
-
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize(
     ("world", "dtype", "autocast", "before"),
@@ -81,14 +73,20 @@ def converted(plan, dtype, autocast, before):
         (2, F32, False, True),
     ],
 )
-def test_a_converted_model_is_torchs_bit_for_bit(ranks, plan, world, dtype, autocast, before):
-    for equal, mine, expected in ranks.run(converted, plan, dtype, autocast, before, world=world):
-        assert equal
-        assert mine == expected  # placements of gradients, bytes and calls of collectives
+@on_ranks("world")
+def test_a_converted_model_is_torchs_bit_for_bit(plan, dtype, autocast, before):
+    plan, rows = PLANS[plan]
+    ours = place(ak.convert(make(dtype)) if before else make(dtype), plan)
+    ak.convert(ours)
+    assert type(ours[0]) is type(ours[2]) is ak.nn.Linear
+    mine, expected = step(ours, rows, autocast), step(place(make(dtype), plan), rows, autocast)
+    assert all(map(torch.equal, mine[0], expected[0]))
+    assert mine[1:] == expected[1:]  # placements of gradients, bytes and calls of collectives
 
 
-def everywhere():
-    """All ways to place x and a weight on two dimensions of a mesh, with uneven pieces: those that are wrong."""
+@on_ranks(4)
+def test_wherever_x_and_the_weight_lie():
+    """All ways to place x and a weight on two dimensions of a mesh, with uneven pieces."""
     tensors = integers(3, 5, 7), integers(9, 7, seed=1), integers(9, seed=2)
     probe = integers(3, 5, 9, seed=3)
     plain = [t.clone().requires_grad_() for t in tensors]
@@ -105,18 +103,15 @@ def everywhere():
         found = [y.detach(), *(m.grad for m in mine)]
         if not all(torch.equal(whole(f), e) for f, e in zip(found, expected, strict=True)):
             wrong.append((at_x, at))
-    return wrong
+    assert not wrong, wrong
 
 
-def test_wherever_x_and_the_weight_lie(ranks):
-    assert ranks.run(everywhere) == [[]] * 4
-
-
-def activations():
-    """Errors of results and gradients in 16 bits, in units of the largest number: of a layer by columns, of an mlp."""
+@on_ranks(2)
+def test_activations():
+    """Results and gradients of a layer by columns and of an mlp in 16 bits. A rank's columns are those of the whole layer. Summands,
+    of which each is rounded: the result of an mlp, the gradient of x. Each half of a gate is rounded before the activation."""
     generator = torch.Generator().manual_seed(0)
     x, w1, b1, w2 = (torch.randn(s, generator=generator).to(BF16) for s in ((3, 8), (12, 8), (12,), (5, 6)))
-    found = {}
     for name in ("relu", "gelu", "silu", "swiglu"):
         down = w2 if name == "swiglu" else torch.cat((w2, w2), 1)
         plain = [t.clone().requires_grad_() for t in (x, w1, b1, down)]
@@ -131,20 +126,12 @@ def activations():
                 grads = torch.autograd.grad(y.float().sum(), (t, w, b) if what == "linear" else (t, w, b, d))
                 pairs.append([y.detach(), *grads])
             errors = [((whole(a) - e).abs().max() / e.abs().max()).item() for a, e in zip(*pairs, strict=True)]
-            found[what, name] = errors
-    return found
-
-
-def test_activations(ranks):
-    """A rank's columns are those of the whole layer. Summands, of which each is rounded: the result of an mlp, the gradient of
-    x. Each half of a gate is rounded before the activation."""
-    for found in ranks.run(activations, world=2):
-        for (what, name), errors in found.items():
             assert max(errors) <= 4 * 2.0**-8, (what, name)
             assert errors[0] == 0.0 or what == "mlp" or name == "swiglu", (what, name)
 
 
-def check_refusals():
+@on_ranks(2)
+def test_refusals_and_calls_left_to_torch():
     x, weight = placed(integers(4, 8), Replicate()), placed(integers(6, 8), Shard(0))
     with pytest.raises(
         TypeError, match=r"linear: a tensor of shape \[4, 8\] is plain among DTensors; accepted: DTensors"
@@ -158,7 +145,3 @@ def check_refusals():
     with pytest.raises(TypeError, match=r"accumulate_fp32: 0\.weight has type .*DTensor; accepted: plain parameters"):
         ak.nn.accumulate_fp32(model)
     assert torch.equal(whole(ak.matmul(x, weight.t())), integers(4, 8) @ integers(6, 8).t())
-
-
-def test_refusals_and_calls_left_to_torch(ranks):
-    ranks.run(check_refusals, world=2)

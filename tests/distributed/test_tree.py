@@ -7,6 +7,7 @@ import torch.distributed as dist
 import amp_kernels as ak
 
 from ..helpers import generators
+from ..helpers.ranks import on_ranks
 
 FEATURES, ROWS, BLOCKS = 8 * 24, 5, 8
 
@@ -46,23 +47,16 @@ def test_the_sum_has_the_bits_of_one_rank(ranks, size):
         torch.testing.assert_close(got, gradient, rtol=2e-2, atol=2e-2)
 
 
-def other_group():
+@on_ranks(4)
+def test_a_group_of_some_ranks():
     rank, pair = dist.get_rank(), dist.new_group([1, 3])
-    if rank not in (1, 3):
-        return None
-    return ak.distributed.tree_all_reduce(torch.tensor([float(rank)]), pair).item()
+    if rank in (1, 3):
+        assert ak.distributed.tree_all_reduce(torch.tensor([float(rank)]), pair).item() == 4.0
 
 
-def test_a_group_of_some_ranks(ranks):
-    assert ranks.run(other_group, world=4) == [None, 4.0, None, 4.0]
-
-
-def refuse():
+@on_ranks(3)
+def test_three_ranks_are_refused():
     with pytest.raises(ValueError, match="group has 3 ranks; accepted: a power of two"):
         ak.distributed.tree_all_reduce(torch.zeros(2))
     with pytest.raises(TypeError, match="tensor"):
         ak.distributed.tree_all_reduce(torch.zeros(2, dtype=torch.bfloat16))
-
-
-def test_three_ranks_are_refused(ranks):
-    ranks.run(refuse, world=3)

@@ -14,7 +14,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import amp_kernels as ak
 
 from ..helpers.generators import normal
-from .test_agreement import Log
+from ..helpers.ops import Ops
+from ..helpers.ranks import on_ranks
 from .worlds import everyone, grid, whole
 
 SHAPES = [(8, 6), (3, 5)]  # of each dense unit: pieces of even and of uneven size
@@ -139,7 +140,9 @@ def test_units_on_ranks_are_units_of_one_process(ranks, world, name):
         assert max(it[3] for it in found) <= (1e-6 if name == "AdamW" else 1e-5), layout
 
 
-def stages(layout):
+@pytest.mark.parametrize("layout", ["stages", "ZeRO"])
+@on_ranks(4)
+def test_units_whose_tensors_are_spread_over_ranks(layout):
     """Each rank has other tensors, and not as many: those of its stage of a pipeline, or those that ZeroRedundancyOptimizer gives it."""
     rank, world = dist.get_rank(), dist.get_world_size()
     every = [[normal(4, 3 + i, seed=10 * unit + i) for i in range(2 * world)] for unit in range(3)]
@@ -175,15 +178,13 @@ def stages(layout):
         torch.testing.assert_close(results().norms.nan_to_num(-1), wanted.nan_to_num(-1), rtol=1e-6, atol=0)
     assert results().skips.tolist() == [1, 0, 1]
     pairs = [(p, q) for i in range(3) for p, q in zip(mine[i], alone[i], strict=True) if any(p is k for k in kept[i])]
-    return max((p - q).abs().max().item() for p, q in pairs)
+    assert max((p - q).abs().max().item() for p, q in pairs) <= 1e-6
 
 
-@pytest.mark.parametrize("layout", ["stages", "ZeRO"])
-def test_units_whose_tensors_are_spread_over_ranks(ranks, layout):
-    assert max(ranks.run(stages, layout)) <= 1e-6
-
-
-def fully_sharded(count, way):
+@pytest.mark.parametrize(("way", "world"), [("fsdp", 2), ("hsdp", 4), ("unscale_", 2)])
+@pytest.mark.parametrize("count", [1, 3, 40])
+@on_ranks("world")
+def test_units_sharded_by_fsdp2_and_one_sum_for_all(way, count):
     """Adapters under FSDP2 and a loss scale. In the second step one has a NaN, in the third none of its gradients is there."""
 
     def adapters():
@@ -208,7 +209,7 @@ def fully_sharded(count, way):
                     scaler.scale(module(x * bad).square().mean()).backward()
         if way == "unscale_":
             scalers[0].unscale_(one)
-        with Log() as log:
+        with Ops() as ops:
             scalers[0].step(one)
         for i, optimizer in enumerate(each):
             if alone[i].weight.grad is not None:
@@ -223,18 +224,12 @@ def fully_sharded(count, way):
         for p, q in pairs
         for a, b in zip(p.parameters(), q.parameters(), strict=True)
     )
-    return worst, sum(n for op, n in log.ops.items() if op.startswith("c10d"))
+    assert worst <= 1e-6
+    assert ops.count("c10d") == 1
 
 
-@pytest.mark.parametrize("way", ["fsdp", "hsdp", "unscale_"])
-@pytest.mark.parametrize("count", [1, 3, 40])
-def test_units_sharded_by_fsdp2_and_one_sum_for_all(ranks, way, count):
-    for worst, collectives in ranks.run(fully_sharded, count, way, world=4 if way == "hsdp" else 2):
-        assert worst <= 1e-6
-        assert collectives == 1
-
-
-def other_units():
+@on_ranks(2)
+def test_ranks_with_other_units_are_refused():
     rank = dist.get_rank()
     param = nn.Parameter(torch.ones(3))
     group = {"params": [param], "unit": f"stage {rank}"}
@@ -246,7 +241,3 @@ def other_units():
     ):
         optimizer.step()
     assert torch.equal(param, before)
-
-
-def test_ranks_with_other_units_are_refused(ranks):
-    ranks.run(other_units, world=2)

@@ -140,7 +140,7 @@ def make_optimizer(name, model, **options):
     return getattr(ak.optim, name)(params, **options)
 
 
-def compare(layout, name, dtype, options, max_norm, bad, steps=6, scaler=True, make=make_model):
+def compare(layout, name, dtype, options, max_norm, bad, steps=6, make=make_model):
     """Some steps on this world and in one process: which were taken, and how far weights, states and norms are apart."""
     model, reference = LAYOUTS[layout](make(dtype)), make(dtype)
     optimizer, alone = (make_optimizer(name, m, lr=1e-2, **options) for m in (model, reference))

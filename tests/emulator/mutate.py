@@ -39,10 +39,8 @@ BUILD, TOOLS = ROOT / "build" / "emulator", ROOT / "tools"
 COMPILE = [os.environ.get("CXX", "c++"), "-std=c++20", "-DAK_EMULATE", "-ffp-contract=off", "-w"]
 # An environment's own cmake and ninja count, also where it was not activated.
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-CPU_SECONDS = {
-    "": 60,
-    "all": 300,
-}  # of a program's sample and of all its cases: what takes longer hangs, on a busy machine too
+# Of a program's sample and of all its cases: what takes longer hangs, on a busy machine too.
+CPU_SECONDS = {"": 60, "all": 300}
 
 
 @dataclass(frozen=True)

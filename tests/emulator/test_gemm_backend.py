@@ -205,11 +205,8 @@ def test_a_lone_row_is_that_of_many_that_are_copied():
         for first, last in ((0, 5), (0, 1), (3, 4)):
             got += gemm(a[first:last], b, batch_invariant=True).unsqueeze(0)
             copied.append([launch.name for launch in launches()])
-    assert copied == [
-        ["gemm_repack", "gemm_sm90"],
-        ["gemm_sm90"],
-        ["gemm_repack", "gemm_sm90"],
-    ]  # one begins at 16 bytes
+    # One begins at 16 bytes.
+    assert copied == [["gemm_repack", "gemm_sm90"], ["gemm_sm90"], ["gemm_repack", "gemm_sm90"]]
     assert torch.equal(got[1][0], got[0][0])
     assert torch.equal(got[2][0], got[0][3])
 

@@ -33,9 +33,8 @@ def test_short_kernels_are_replayed_from_a_graph_and_what_waits_stays_eager():
     assert [row["status"] for row in rows.values()] == ["ok", "ok"]
     assert (rows["torch"]["timing"], rows["syncing"]["timing"]) == ("graph", "eager")
     generator.set_state(state)
-    assert torch.equal(
-        torch.rand(9, device="cuda", generator=generator), drawn
-    )  # the capture that failed left no trace
+    # The capture that failed left no trace.
+    assert torch.equal(torch.rand(9, device="cuda", generator=generator), drawn)
 
 
 def test_host_and_device_time_come_apart():

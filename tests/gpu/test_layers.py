@@ -31,7 +31,7 @@ def integers(*shape: int, dtype: torch.dtype = F32, limit: int = 1, seed: int = 
     return torch.randint(-limit, limit + 1, shape, generator=generator, device=DEVICE).to(dtype)
 
 
-def gradients(function, *inputs, out_grad=None):
+def gradients(function, *inputs):
     """The result and the gradients of its inputs."""
     inputs = [None if t is None else t.detach().clone().requires_grad_() for t in inputs]
     out = function(*inputs)

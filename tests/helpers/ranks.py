@@ -1,15 +1,17 @@
 """torch.distributed processes for tests, over gloo on the CPU, which stay alive for many cases.
 
 One process imports torch and forks the ranks, which is much cheaper than starting each. A case is a function of a test file,
-which every rank imports by its name relative to the root of the tests. A test cannot hang: a case ends after PATIENCE, and a
-collective in it after twice as long.
+which every rank imports by its name relative to the root of the tests, or a test that is marked ``on_ranks``. A test cannot
+hang: a case ends after PATIENCE, and a collective in it after twice as long.
 """
 
 from __future__ import annotations
 
 import ctypes
 import datetime
+import functools
 import importlib
+import inspect
 import os
 import pickle
 import shlex
@@ -146,6 +148,31 @@ class Ranks:
         self._folder.cleanup()
 
 
+def on_ranks(world: int | str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A test that each rank of the fixture ``ranks`` runs.
+
+    Args:
+        world: number of ranks, or the name of the test's parameter that is the number.
+    """
+
+    def decorated(work: Callable[..., None]) -> Callable[..., None]:
+        names = [*inspect.signature(work).parameters]
+
+        @functools.wraps(work)
+        def test(ranks: Ranks, **given: Any) -> None:
+            size = given[world] if isinstance(world, str) else world
+            ranks.run(work, *(given[name] for name in names), world=size)
+
+        test.of_a_rank = work
+        asked = dict.fromkeys(["ranks", *names, *([world] if isinstance(world, str) else [])])
+        test.__signature__ = inspect.Signature(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in asked
+        )
+        return test
+
+    return decorated
+
+
 def _receive(connection: Connection, seconds: float) -> Any:
     try:
         return connection.recv() if connection.poll(max(seconds, 0.5)) else Failure("no answer in time")
@@ -153,11 +180,18 @@ def _receive(connection: Connection, seconds: float) -> Any:
         return Failure("the process ended")
 
 
+def _values(error: BaseException) -> str:
+    """Those of the names in the function whose assertion failed: pytest rewrites no ``assert`` of a rank."""
+    if not isinstance(error, AssertionError):
+        return ""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return "".join(f"{name} = {repr(value)[:500]}\n" for name, value in frame.f_locals.items())
+
+
 def _be_a_rank(rank: int, world: int, path: str) -> None:
     """Run cases until the test process exits or a case fails. Exiting closes the sockets on which other ranks may wait."""
-    limit = datetime.timedelta(
-        seconds=2 * PATIENCE
-    )  # longer than a test waits, so that the test reports the hang first
+    # Longer than a test waits, so that the test reports the hang first.
+    limit = datetime.timedelta(seconds=2 * PATIENCE)
     with Client(path) as connection:
         connection.send((rank, os.getpid()))
         dist.init_process_group("gloo", init_method=f"file://{path}.store", rank=rank, world_size=world, timeout=limit)
@@ -170,10 +204,11 @@ def _be_a_rank(rank: int, world: int, path: str) -> None:
                 if root not in sys.path:
                     sys.path.insert(0, root)
                 torch.manual_seed(0)
-                result = pickle.dumps(getattr(importlib.import_module(module), name)(*args))
+                work = getattr(importlib.import_module(module), name)
+                result = pickle.dumps(getattr(work, "of_a_rank", work)(*args))
                 dist.barrier()
-            except BaseException:
-                connection.send(Failure(traceback.format_exc()))
+            except BaseException as error:
+                connection.send(Failure(traceback.format_exc() + _values(error)))
                 return
             connection.send_bytes(result)
 

@@ -17,7 +17,7 @@ F32 = torch.float32
 BACKENDS = ["cpu", "reference"]
 
 
-def parts(x, w, ranks, blocks, out_features=None):
+def parts(x, w, ranks, blocks):
     """Each rank's part of ``x @ w^T`` over its share of the features."""
     with ak.batch_invariant(k_blocks=blocks // ranks):
         return [ak.matmul(a, b.t(), out_dtype=F32) for a, b in zip(x.chunk(ranks, 1), w.chunk(ranks, 1), strict=True)]

@@ -26,9 +26,8 @@ def backend(request):
 def test_equals_torchs_copy(backend):
     """A list of all pairs and sizes, some after an odd offset on one side or both; what lies around them stays."""
     sizes = [0, 1, 8, 1023, 1025, 16385]
-    sources = [
-        (normal(n + 1, dtype=of, seed=n) * 100)[n // 5 % 2 :][:n] for n in sizes for _, of in PAIRS
-    ]  # of 8 and 1023 elements: from the second on
+    # Of 8 and 1023 elements: from the second on.
+    sources = [(normal(n + 1, dtype=of, seed=n) * 100)[n // 5 % 2 :][:n] for n in sizes for _, of in PAIRS]
     memory = [torch.full((n + 3,), 7.0, dtype=to) for n in sizes for to, _ in PAIRS]
     ak.cast_(
         [whole[i % 3 : i % 3 + s.numel()] for i, (whole, s) in enumerate(zip(memory, sources, strict=True))], sources

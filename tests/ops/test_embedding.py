@@ -28,7 +28,7 @@ def problem(rows, columns, entries, dtype, device="cpu", seed=0):
     return weight, indices.to(device), grad
 
 
-def check(weight, indices, grad, before=None, **options):
+def check(weight, indices, grad, **options):
     """The gradient against float64, within the roundings of its fp32 sums and of the result."""
     fresh = weight.detach().requires_grad_()  # of the same memory
     with poisoned_allocations():
@@ -36,10 +36,8 @@ def check(weight, indices, grad, before=None, **options):
         out.backward(grad.view_as(out))
     assert torch.equal(out, F.embedding(indices, weight))
     indices, table, terms = indices.cpu(), weight.detach().double().cpu(), grad.view_as(out).double().cpu()
-    wide, sizes = (
-        table.clone().requires_grad_(),
-        table.clone().requires_grad_(),
-    )  # on the CPU: on CUDA none may be empty
+    # On the CPU: on CUDA none may be empty.
+    wide, sizes = table.clone().requires_grad_(), table.clone().requires_grad_()
     F.embedding(indices, wide, **options).backward(terms)
     F.embedding(indices, sizes, **options).backward(terms.abs())
     most = int(indices.flatten().bincount().max()) if indices.numel() else 0

@@ -60,9 +60,8 @@ def check_against_float64(args, upstream, temperature=1.0, chain=1.0, **options)
     relative = 2 * error[:, None] + rounding
     inside = (g_l.abs() * (y + p) + of_entropy.abs()) * relative + g_h.abs() * p * (relative * (1 + want_h[:, None]))
     unit = UNIT_ROUNDOFF[x.dtype] if x.dtype in HALF else 4 * U
-    least = (
-        2.0**-25 * ((g_l.abs() + 16 * g_h.abs()) / t).amax() / 2.0**10 if x.dtype == torch.float16 else 0.0
-    )  # subnormal
+    # Gradients may be subnormal.
+    least = 2.0**-25 * ((g_l.abs() + 16 * g_h.abs()) / t).amax() / 2.0**10 if x.dtype == torch.float16 else 0.0
     off = torch.where(counted, unit * dlogits.abs() + least + (1 + unit) * inside / t, 0.0)
     sums = U * max(z.shape)  # of products over classes and over rows
     bounds = [

@@ -6,7 +6,6 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_kernels as ak
 from amp_kernels._raw._norm import statistics
@@ -15,6 +14,7 @@ from amp_kernels._raw.norm_forward import op as norm_forward
 
 from ..helpers.bounds import assert_within, norm_backward_bound, norm_forward_bound
 from ..helpers.generators import normal
+from ..helpers.ops import Ops
 from ..helpers.poison import poisoned_allocations
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -315,18 +315,6 @@ def test_forward_mode(kind):
 
 
 # ---- 16 bits that are added to fp32
-
-
-class Ops(TorchDispatchMode):
-    """Names the ops that run."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(function.name())
-        return function(*args, **(kwargs or {}))
 
 
 def test_a_norm_of_a_sum_is_one_kernel_each_way():

@@ -100,7 +100,7 @@ def backward_bound(grad, x, cos, sin, weight, interleaved):
     return dx, rounded(dx, error, x.dtype), of_weight, weight_error * 1.01
 
 
-def check(q, k, cos, sin, q_weight=None, k_weight=None, interleaved=False, grad_dtype=None, run=ak.rotary):
+def check(q, k, cos, sin, q_weight=None, k_weight=None, interleaved=False, run=ak.rotary):
     """Results and gradients, on tensors as they are laid out."""
     fresh = [None if t is None else t.detach().requires_grad_() for t in (q, k, q_weight, k_weight)]
     with poisoned_allocations():

@@ -57,11 +57,8 @@ def test_results_that_are_not_finite():
     assert run([torch.full((3,), 200.0, dtype=torch.float16)], 300.0) == 0.0
 
 
-SIGNALLING = {
-    torch.float16: 0x7C01,
-    torch.bfloat16: 0x7F81,
-    torch.float32: 0x7F800001,
-}  # NaN that any operation changes
+# NaN that any operation changes.
+SIGNALLING = {torch.float16: 0x7C01, torch.bfloat16: 0x7F81, torch.float32: 0x7F800001}
 
 
 def test_without_a_flag():

@@ -1,17 +1,23 @@
-"""update_scale_: the rule of csrc/gradients/loss_scale.h (tests/math/test_loss_scale.py) over tensors."""
+"""update_scale_: the rule of csrc/gradients/loss_scale.h (tests/math/test_loss_scale.py) over tensors.
+
+tests/triton/test_interpreted.py runs it with the Triton kernel as well, of which each launch takes milliseconds there.
+"""
 
 import itertools
+import os
+import random
 
 import pytest
 import torch
 
+import amp_kernels as ak
 import amp_kernels._raw.update_scale as module
 from amp_kernels import _host
 
 OP = torch.ops.amp_kernels.update_scale_.default
-EACH = pytest.mark.parametrize(
-    "op", [OP, module.op.emulated, module.op.reference], ids=["compiled", "emulate", "reference"]
-)
+CHECKING = {"compiled": OP, "emulate": module.op.emulated, "reference": module.op.reference}
+OPS = {"triton": ak.backend("triton")(module.op)} if os.environ.get("TRITON_INTERPRET") == "1" else CHECKING
+EACH = pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 
 
 def state(scale=1024.0, growth=0, hysteresis=1):
@@ -31,7 +37,8 @@ def test_follows_the_rule(op):
     """All combinations of state, flag and options, against the formula."""
     states = itertools.product((1024.0, 2.0**-149, 3e38, 1.5), (0, 1, 4), (-1, 0, 1, 2), (False, True))
     rules = itertools.product((0, 1, 2), (0.0, 1.0), (2000.0, float("inf")), (1, 3), (False, True))
-    for (*before, overflow), values in itertools.product(states, rules):
+    cases = [*itertools.product(states, rules)]
+    for (*before, overflow), values in random.Random(0).sample(cases, 200) if "triton" in OPS else cases:
         rule = dict(zip(RULE, values, strict=True))
         wanted = _host.update_loss_scale(*before, overflow, 1.9, 0.4, **rule)
         assert run(state(*before), [float(overflow)], 1.9, 0.4, op, **rule) == wanted, (before, overflow, rule)
@@ -60,11 +67,24 @@ def test_any_positive_flag_is_an_overflow(op, found, overflow):
 
 
 @EACH
-@pytest.mark.parametrize("count", [33, 256, 257, 600])
+def test_factors_and_bounds_are_doubles(op):
+    """Factors rounded to fp32 first would give another scale."""
+    for before, found, options in (
+        (3.0, False, {"growth": 1.0000001}),
+        (16777215.0, True, {"backoff": 0.1}),
+        (3.0, True, {"min_scale": 2.9999999}),
+    ):
+        factors = options.pop("growth", 2.0), options.pop("backoff", 0.5)
+        wanted = _host.update_loss_scale(before, 1, 1, found, *factors, **{**RULE, **options})
+        assert run(state(before, 1), [float(found)], *factors, op, **options) == wanted
+
+
+@EACH
+@pytest.mark.parametrize("count", [33, 64, 65, 256, 257, 600])
 def test_an_overflow_at_any_place_of_many_flags(op, count):
     """Of one launch and of several; what comes after it does not hide it, nor does it count twice."""
     flags, skipped = [torch.tensor(0.0) for _ in range(count)], torch.tensor(0)
-    for place in {0, 1, 31, 32, count // 2, 255, 256, 511, 512, count - 1} & set(range(count)):
+    for place in {0, 1, 31, 32, 63, 64, count // 2, 255, 256, 511, 512, count - 1} & set(range(count)):
         flags[place].fill_(1.0)
         tensors = state()
         op(*tensors, flags, 2.0, 0.5, 1, 0.0, 1e9, 1, skipped_steps=skipped.zero_())
@@ -115,20 +135,22 @@ def test_shape_one_is_accepted(op):
 
 @EACH
 def test_numbers_beyond_the_range_of_their_tensors(op):
-    """Bounds of the scale are kept in float32, and the hysteresis has to fit into its tracker; an interval is a 64-bit count."""
+    """Bounds of the scale are kept in float32; an interval is a 64-bit count."""
     for found, options, wanted in [
         (1.0, {"min_scale": 1e300}, (float("inf"), 0, 0)),
         (0.0, {"max_scale": 1e300, "growth_interval": 1}, (2048.0, 0, 1)),
         (0.0, {"growth_interval": 2**32 + 1}, (1024.0, 1, 1)),
     ]:
         assert run(state(), [found], op=op, **options) == wanted
-    for hysteresis in (0, -(2**63), 2**31, 2**63 - 1):
-        tensors = state()
-        with pytest.raises(
-            (ValueError, RuntimeError), match=f"hysteresis is {hysteresis}; accepted: a number from 1 to 2147483647"
-        ):
-            run(tensors, [1.0], hysteresis=hysteresis, op=op)
-        assert [t.item() for t in tensors] == [1024.0, 0, 1]
+
+
+@pytest.mark.parametrize("op", CHECKING.values(), ids=CHECKING)
+@pytest.mark.parametrize("hysteresis", [0, -(2**63), 2**31, 2**63 - 1])
+def test_a_hysteresis_that_does_not_fit_into_its_tracker(op, hysteresis):
+    tensors, message = state(), f"hysteresis is {hysteresis}; accepted: a number from 1 to 2147483647"
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        run(tensors, [1.0], hysteresis=hysteresis, op=op)
+    assert [t.item() for t in tensors] == [1024.0, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ import contextlib
 import copy
 import itertools
 
+import pytest
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 import amp_kernels as ak
+from amp_kernels.optim import _host
 
 from .optimizers import bf16, f16, f32
 
@@ -23,6 +25,12 @@ LAYOUTS = {
     "bf16 none_rne": (bf16, {"master_weights": "none_rne"}),
 }
 SIZE, DEPTH = 64, 4  # layers
+HOST = {"state_device": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def small_buckets(monkeypatch):
+    monkeypatch.setattr(_host, "BUCKET_BYTES", 3 * SIZE * SIZE)  # one or two layers
 
 
 class Net(nn.Module):

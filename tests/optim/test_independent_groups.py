@@ -10,6 +10,7 @@ import amp_kernels as ak
 import amp_kernels.optim as akopt
 
 from ..helpers.generators import normal
+from ..helpers.ops import Ops
 from .eight_bit import assert_same_tensors
 from .optimizers import bf16, f16, f32, params_of
 
@@ -247,26 +248,18 @@ def test_matrices_and_others_of_one_unit():
 
 def test_no_more_calls_of_ops_for_more_units():
     """One read of the gradients, one decision, one update."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Count(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            names.append(func.overloadpacket._qualified_op_name)
-            return func(*args, **(kwargs or {}))
-
-    counts = []
+    called = []
     for units in (1, 2, 50):
         optimizer = make(units)
         for _ in range(3):
             give(optimizer, *[1.0] * units)
             optimizer.step()
-        names = []
         give(optimizer, *[1.0] * units)
-        with Count():
+        with Ops() as ops:
             optimizer.step()
-        counts.append([name for name in names if name.startswith("amp_kernels")])
-    assert counts[0] == counts[1] == counts[2]
-    assert len(counts[0]) == 3
+        called.append([name for name in ops.names if name.startswith("amp_kernels")])
+    assert called[0] == called[1] == called[2]
+    assert len(called[0]) == 3
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,37 @@ import amp_kernels as ak
 from amp_kernels._dispatch import nodes
 
 from .optimizers import NAMES, bf16, f16
-from .released import BETWEEN, DEPTH, LAYOUTS, SIZE, assert_same, batch, fail_behind, make, snapshot, step_under, train
+from .released import (
+    BETWEEN,
+    DEPTH,
+    HOST,
+    LAYOUTS,
+    SIZE,
+    assert_same,
+    batch,
+    fail_behind,
+    make,
+    small_buckets,  # noqa: F401  (a fixture)
+    snapshot,
+    step_under,
+    train,
+)
+
+PLAIN = False, {}
+#: If gradients are released and the state is in host memory.
+WAYS = {"released": (True, {}), "host state": (False, HOST), "released, host state": (True, HOST)}
 
 # ---- the bits of the plain step ----
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", NAMES)
-def test_bits(name, layout):
+def test_bits(name, layout, way):
     dtype, options = LAYOUTS[layout]
     found = []
-    for released in (False, True):
-        own = make(name, dtype, released, **options)
+    for released, host in (PLAIN, WAYS[way]):
+        own = make(name, dtype, released, **options, **host)
         train(*own, range(4), micros=2)
         found.append(snapshot(*own[:2]))
     assert_same(*found)
@@ -52,12 +71,13 @@ def test_bits_across_checkpoints_on_and_off(first, walks, monkeypatch):
     assert_same(snapshot(model, optimizer), snapshot(*plain[:2]))
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("change", BETWEEN)
-def test_bits_after_changes_between_steps(change):
+def test_bits_after_changes_between_steps(change, way):
     dtype, options = LAYOUTS["bf16 split24 8bit"]
     found = []
-    for released in (False, True):
-        model, optimizer, _ = make("AdamW", dtype, released, **options)
+    for released, host in (PLAIN, WAYS[way]):
+        model, optimizer, _ = make("AdamW", dtype, released, **options, **host)
         for step in range(7):
             if step == 3:
                 BETWEEN[change](model, optimizer)
@@ -126,29 +146,29 @@ def test_a_scheduler_acts_as_on_a_plain_step(recwarn):
 # ---- memory ----
 
 
-@pytest.mark.parametrize("micros", [1, 2])
-def test_at_most_one_gradient_is_alive(micros):
-    most = {}
-    for released in (False, True):
-        model, kept = nn.Sequential(*[nn.Linear(SIZE, SIZE, bias=False) for _ in range(6)]), []
+@pytest.mark.parametrize(
+    ("released", "options"), [(False, {}), (True, {}), (True, HOST), (True, {**HOST, "max_grad_norm": 1.0})]
+)
+def test_at_most_one_gradient_is_alive(released, options):
+    model, kept, most = nn.Sequential(*[nn.Linear(SIZE, SIZE, bias=False) for _ in range(6)]), [], 0
 
-        def count(param, kept=kept, released=released):
-            kept.append(param.grad.untyped_storage()._weak_ref())
-            alive = sum(not torch.UntypedStorage._expired(ref) for ref in kept)
-            most[released] = max(most.get(released, 0), alive)
+    def count(param):
+        nonlocal most
+        kept.append(param.grad.untyped_storage()._weak_ref())
+        most = max(most, sum(not torch.UntypedStorage._expired(ref) for ref in kept))
 
-        for param in model.parameters():
-            param.register_post_accumulate_grad_hook(count)  # before the handle's
-        optimizer = ak.optim.AdamW(model.parameters())
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(count)  # before the handle's
+    optimizer = ak.optim.AdamW(model.parameters(), **options)
+    if released:
+        ak.optim.release_gradients(optimizer)
+    for step in range(3):
+        model(batch(step)).square().mean().backward()
         if released:
-            ak.optim.release_gradients(optimizer)
-        for step in range(3):
-            model(batch(step)).square().mean().backward()
-            if released:
-                assert all(map(torch.UntypedStorage._expired, kept))
-            optimizer.step()
-            optimizer.zero_grad()
-    assert most == {False: 6, True: 1}
+            assert all(map(torch.UntypedStorage._expired, kept))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert most == (1 if released else 6)
 
 
 def test_a_dropped_optimizer_frees_its_state_and_leaves_hooks_that_do_nothing():

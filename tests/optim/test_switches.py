@@ -65,9 +65,8 @@ def test_decay_follows_the_schedule_and_not_the_rate(name):
             params[0].grad = torch.zeros(4, 4)
             optimizer.step()
             expected *= 1 - 0.25 * 0.5**step
-            optimizer.param_groups[0]["weight_decay"] = float(
-                "0.25"
-            )  # another object: packed anew, with the rate of now
+            # Another object: packed anew, with the rate of now.
+            optimizer.param_groups[0]["weight_decay"] = float("0.25")
             assert torch.allclose(params[0], torch.tensor(expected), rtol=1e-6)
             schedule.step()
         assert optimizer.param_groups[0]["initial_lr"] == lr

@@ -225,11 +225,8 @@ def test_a_streams_counters_are_not_of_torchs_allocator():
             raw.gemm_accumulate_(c, a, b)
             assert c.cpu().eq(4096 * i).all()
             modes.append(it.calls("cudaThreadExchangeStreamCaptureMode"))
-    assert modes == [
-        modes[0],
-        modes[0] + 2,
-        modes[0] + 2,
-    ]  # around the one allocation of the runtime's: another thread may capture
+    # Around the one allocation of the runtime's: another thread may capture.
+    assert modes == [modes[0], modes[0] + 2, modes[0] + 2]
 
 
 def external_stream(it) -> torch.cuda.ExternalStream:

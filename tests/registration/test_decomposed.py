@@ -35,9 +35,8 @@ def traced(function, x):
     names = set()
 
     def note(graph, _):
-        called = (
-            op for node in graph.graph.nodes for op in (node.target, *node.args[:1])
-        )  # one that writes is an argument
+        # An op that writes is an argument.
+        called = (op for node in graph.graph.nodes for op in (node.target, *node.args[:1]))
         ops = {op for op in called if isinstance(op, torch._ops.OpOverload) and op.namespace == "amp_kernels"}
         names.update(op._opname for op in ops)
         return make_boxed_func(graph.forward)

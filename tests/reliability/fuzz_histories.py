@@ -49,9 +49,8 @@ class Side:
 
     def state(self) -> dict:
         state = dict(flat({"params": [p.detach() for p in self.params], **self.optimizer.state_dict()}))
-        return {
-            key: value for key, value in state.items() if not key.endswith(".differentiable")
-        }  # torch adds it to a copy
+        # torch adds it to a copy.
+        return {key: value for key, value in state.items() if not key.endswith(".differentiable")}
 
     def masters(self) -> list:
         states = self.optimizer.state_dict()["state"]
@@ -125,7 +124,7 @@ NEUTRAL = [skipped, skipped, reloaded, reloaded, copied, moved, thawed, watched,
 # ---- what counts: the same for all
 
 
-def exact_layout(name: str, layout: dict, dtypes: set) -> bool:
+def exact_layout(layout: dict, dtypes: set) -> bool:
     """True if float32 masters and moments are kept, so that a run in float64 differs by roundings alone."""
     masters = dtypes == {torch.float32} or layout.get("master_weights", "fp32") in ("fp32", "split")
     return masters and layout.get("state_dtype", torch.float32) == torch.float32
@@ -162,16 +161,13 @@ def case(draw: Draw) -> None:
     params = weights()
     ours = [Side(name, copies(params), {**options, **layout}) for _ in range(2)]
     noisy, plain = ours
-    exact = (
-        reference(name, copies(params, torch.float64), LR, **options) if exact_layout(name, layout, {*dtypes}) else None
-    )
+    exact = reference(name, copies(params, torch.float64), LR, **options) if exact_layout(layout, {*dtypes}) else None
     sizes = scales(params)
     steps, largest, loaded = 0, 1.0, False
     for _ in range(draw.randrange(3, 16)):
         kind = draw.choice(["step"] * 4 + ["partial", "zeros", "group", "lr", "write", *NEUTRAL * 2])
-        if (
-            kind == "write" and loaded
-        ):  # up to a step, masters and averages of a load may follow weights that come after it
+        # Up to a step, masters and averages of a load may follow weights that come after it.
+        if kind == "write" and loaded:
             kind = "step"
         loaded = kind is reloaded or (loaded and kind not in ("step", "zeros"))
         draw.note(getattr(kind, "__name__", kind))

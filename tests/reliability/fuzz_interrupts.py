@@ -168,9 +168,8 @@ def case(draw: Draw) -> None:
                 assert_counted_once(world(f"update {i}"), line, error, before, after)
             return
         for i in range(LINES):
-            line = draw.choice(
-                draw.choice([*lines.files.values()])
-            )  # loops over parameters have most lines, in few files
+            # Loops over parameters have most lines, in few files.
+            line = draw.choice(draw.choice([*lines.files.values()]))
             draw.note(f"before line {line} of {lines.count}")
             interrupted = world(f"interrupted {i}")
             with contextlib.suppress(error), InterruptAt(line, error):

@@ -93,10 +93,8 @@ def case(draw: Draw) -> None:
     tensors, options = op.draw(d)
     given = {n: t for n, t in tensors.items() if t is not None}
     poison, spoil = d.flag(0.2), d.flag(0.25)
-    poison = poison and (name, d.dtype) != (
-        "cross_entropy",
-        torch.float64,
-    )  # torch's, which multiplies ignored rows by 0
+    # torch's function multiplies ignored rows by 0.
+    poison = poison and (name, d.dtype) != ("cross_entropy", torch.float64)
     if poison and (whole := [n for n in given if given[n].numel()]):
         n = d.choice(whole)
         given[n] = given[n].clone().contiguous()
