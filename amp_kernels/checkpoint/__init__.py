@@ -242,6 +242,8 @@ def _restore(parts: dict[str, Any], content: dict[str, Any]) -> None:
     with contextlib.ExitStack() as undo:
         for name in filter(parts.__contains__, _SECTIONS):
             part, state = parts[name], content[name]
+            if isinstance(part, FusedOptimizer):
+                part._store.marks.clear()  # all that a file has is loaded
             if isinstance(part, (torch.nn.Module, FusedOptimizer)):
                 part.load_state_dict(state)  # copies
             elif not isinstance(part, torch.amp.GradScaler) or part.is_enabled():

@@ -212,6 +212,22 @@ def test_a_state_that_comes_back_brings_its_masters_and_averages(mode):
         assert same(snapshot(ours), before)
 
 
+@pytest.mark.parametrize("mode", ["fp32", "split"])
+def test_a_file_brings_its_masters_and_averages_after_a_write(mode, tmp_path):
+    model = torch.nn.ParameterList(weights(bf16))
+    ours = akopt.AdamW(model.parameters(), lr=1e-3, master_weights=mode, ema_decay=0.5)
+    run(ours, 3)
+    ours.state_dict()
+    with torch.no_grad():
+        for p in model:
+            p.mul_(2.0)
+    _, twin = copy.deepcopy((model, ours))
+    ak.checkpoint.save(tmp_path / "1.pt", model=model, optimizer=ours)
+    ak.checkpoint.load(tmp_path / "1.pt", model=model, optimizer=ours)
+    run(ours, 1), run(twin, 1)
+    assert same(snapshot(ours), snapshot(twin))
+
+
 @TORCHS_CASES
 def test_loading_an_unfused_checkpoint_keeps_the_scaler_protocol(name, options):
     """torch's fused optimizers lose group["fused"] here and then fail in scaler.step."""

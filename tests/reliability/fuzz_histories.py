@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import tempfile
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 import amp_kernels as ak
 import amp_kernels.optim as akopt
 from amp_kernels.ops._shadows import fresh_shadow
+from amp_kernels.optim._options import UNIT_KEYS
 
 from ..optim.optimizers import NAMES, OPTIONS, REFERENCES, U, checkpoint, copies, make, params_of, reference
 from ..optim.test_arithmetic import update_error
@@ -30,16 +32,26 @@ class Side:
         self.optimizer = make(name, params, LR, **options)
         self.scaler = ak.GradScaler("cpu", init_scale=1.0, growth_interval=10**9)
         self.params = params_of(self.optimizer)
+        for group in self.optimizer.param_groups if self.optimizer.independent_groups else ():
+            group["unit"] = "all"
 
     def renewed(self) -> akopt.AdamW:
         """An optimizer of the same options over the same groups, as a program makes it that resumes."""
-        kept = ("params", "algorithm") if self.name == "Muon" else ("params",)
-        groups = [{key: group[key] for key in kept} for group in self.optimizer.param_groups]
+        kept = "params", "algorithm", "unit"
+        groups = [{key: group[key] for key in kept if key in group} for group in self.optimizer.param_groups]
         return getattr(akopt, self.name)(groups, lr=1.0, **self.options)
 
-    def step(self, grads: list, scaled: bool = False) -> None:
+    def step(self, grads: list, scaled: bool = False, released: bool = False) -> None:
+        grads = [grad if grad is None else grad.to(param.dtype) for param, grad in zip(self.params, grads, strict=True)]
+        if released and any(grad is not None for grad in grads):
+            with akopt.release_gradients(self.optimizer):
+                self.optimizer.zero_grad()
+                pairs = [pair for pair in zip(self.params, grads, strict=True) if pair[1] is not None]
+                torch.autograd.backward(*map(list, zip(*pairs, strict=True)))
+                self.optimizer.step()
+            return
         for param, grad in zip(self.params, grads, strict=True):
-            param.grad = grad if grad is None else grad.to(param.dtype)
+            param.grad = grad
         if scaled:
             self.scaler.scale(torch.ones(()))
             self.scaler.step(self.optimizer)
@@ -49,8 +61,8 @@ class Side:
 
     def state(self) -> dict:
         state = dict(flat({"params": [p.detach() for p in self.params], **self.optimizer.state_dict()}))
-        # torch adds it to a copy.
-        return {key: value for key, value in state.items() if not key.endswith(".differentiable")}
+        own = ("differentiable", "unit", "statistics", *UNIT_KEYS)  # torch adds the first to a copy
+        return {key: value for key, value in state.items() if not key.endswith(own)}
 
     def masters(self) -> list:
         states = self.optimizer.state_dict()["state"]
@@ -75,6 +87,29 @@ def reloaded(draw: Draw, side: Side) -> None:
     state, fresh = draw.choice(states)(side.optimizer), draw.choice([side.renewed(), side.optimizer])
     fresh.load_state_dict(state)
     side.optimizer = fresh
+
+
+def filed(draw: Draw, side: Side) -> None:
+    parts = {"model": torch.nn.ParameterList(side.params), "optimizer": side.optimizer}
+    with tempfile.TemporaryDirectory() as folder:
+        ak.checkpoint.save(f"{folder}/1.pt", **parts)
+        side.optimizer = parts["optimizer"] = draw.choice([side.renewed, lambda: side.optimizer])()
+        with torch.no_grad():
+            draw.choice(side.params).zero_()
+        ak.checkpoint.load(f"{folder}/1.pt", **parts)
+
+
+def offloaded(draw: Draw, side: Side) -> None:
+    side.optimizer.offload_state()
+    draw.choice([lambda: None, side.optimizer.state_dict])()
+    side.optimizer.reload_state()
+
+
+def exchanged(draw: Draw, side: Side) -> None:
+    if side.optimizer.independent_groups:
+        saved = copy.deepcopy(side.optimizer.unit_state_dict("all"))
+        draw.choice([side.optimizer.reset_unit, str])("all")
+        side.optimizer.load_unit_state_dict("all", saved)
 
 
 def copied(draw: Draw, side: Side) -> None:
@@ -118,7 +153,7 @@ def mistaken(draw: Draw, side: Side) -> None:
         call()
 
 
-NEUTRAL = [skipped, skipped, reloaded, reloaded, copied, moved, thawed, watched, mistaken]
+NEUTRAL = [skipped, skipped, reloaded, reloaded, filed, offloaded, exchanged, copied, moved, thawed, watched, mistaken]
 
 
 # ---- what counts: the same for all
@@ -159,24 +194,33 @@ def case(draw: Draw) -> None:
         return [torch.randint(-6, 7, p.shape, generator=draw.generator).float().exp2() for p in params]
 
     params = weights()
-    ours = [Side(name, copies(params), {**options, **layout}) for _ in range(2)]
+    more = draw.choice([{}, {}, {"state_device": "cpu"}, {"independent_groups": True}])
+    draw.note(more)
+    ours = [Side(name, copies(params), {**options, **layout, **own}) for own in (more, {})]
     noisy, plain = ours
     exact = reference(name, copies(params, torch.float64), LR, **options) if exact_layout(layout, {*dtypes}) else None
     sizes = scales(params)
-    steps, largest, loaded = 0, 1.0, False
+    steps, largest, loaded, written = 0, 1.0, False, False
     for _ in range(draw.randrange(3, 16)):
         kind = draw.choice(["step"] * 4 + ["partial", "zeros", "group", "lr", "write", *NEUTRAL * 2])
-        # Up to a step, masters and averages of a load may follow weights that come after it.
-        if kind == "write" and loaded:
+        # Up to a step, masters and averages of a load may follow weights that come after it, and those that were shown before a write
+        # may be taken for not loaded.
+        if (kind == "write" and loaded) or (kind in (reloaded, exchanged) and written):
             kind = "step"
-        loaded = kind is reloaded or (loaded and kind not in ("step", "zeros"))
+        written = kind == "write" or (written and kind not in ("step", "zeros"))
+        loaded = kind in (reloaded, filed, exchanged) or (loaded and kind not in ("step", "zeros"))
         draw.note(getattr(kind, "__name__", kind))
         if callable(kind):
             kind(draw, noisy)
         elif kind in ("step", "partial", "zeros"):
             grads = gradients(draw, sizes, 0.5 if kind == "partial" else 1.0)
             grads = [g * 0 for g in grads] if kind == "zeros" else grads
-            noisy.step(grads, scaled=draw.flag() and any(g is not None for g in grads))
+            some = any(g is not None for g in grads)
+            noisy.step(
+                grads,
+                scaled=draw.flag() and some,
+                released=draw.flag(0.3) and some and "independent_groups" not in more,
+            )
             plain.step(grads)
             steps += 1
             if exact is not None:
@@ -190,8 +234,9 @@ def case(draw: Draw) -> None:
             group = {"params": added, "lr": LR / 2}
             for side in ours:
                 theirs = copies(added)
-                of_muon = {"algorithm": "adamw"} if name == "Muon" else {}
-                side.optimizer.add_param_group({**group, **of_muon, "params": theirs})
+                own = {"algorithm": "adamw"} if name == "Muon" else {}
+                own |= {"unit": "all"} if side.optimizer.independent_groups else {}
+                side.optimizer.add_param_group({**group, **own, "params": theirs})
                 side.params += theirs
             sizes += scales(added)
             if exact is not None and name != "Muon":
