@@ -49,7 +49,8 @@ def test_sums_are_within_the_bound(kernel, generator, dtype):
         assert_within(sums, x.double().sum(0), rows * 2.0**-24 * x.double().abs().sum(0), f"{rows} x {columns}")
     assert torch.equal(column_sums(x[:0]), torch.zeros(columns))
     assert column_sums(x[:, :0]).shape == (0,)
-    assert torch.equal(column_sums(x[:1].expand(8, -1)), 8 * x[0].float())
+    row = x[:1].round()  # in fp32 the sum of three equal numbers of 24 bits is rounded
+    assert torch.equal(column_sums(row.expand(8, -1)), 8 * row[0].float())
 
 
 def test_infinity_and_nan_stay_in_their_column(kernel, generator):
