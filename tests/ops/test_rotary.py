@@ -14,6 +14,7 @@ from ..helpers.bounds import TINY, UNIT_ROUNDOFF, assert_within
 from ..helpers.generators import normal
 from ..helpers.poison import embed, poisoned_allocations
 from .targets import device_for
+from .tensors import gradient_penalty, leaves
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 F32, BF16 = torch.float32, torch.bfloat16
@@ -257,19 +258,14 @@ def test_micro_batches_give_the_bits_of_the_batch(device):
 @NORMED
 def test_double_backward(device, normed):
     q, k, cos, sin, *weights = problem(1, 2, 1, 3, 8, 4, F32, device, normed)
-    leaves = [t.requires_grad_() for t in (q, k, *weights)]
 
-    def second(function, inputs, cos, sin):
-        results = function(*inputs[:2], cos, sin, *inputs[2:])
-        first = torch.autograd.grad([r.square().sum() for r in results], inputs, create_graph=True)
-        return torch.autograd.grad(sum(g.square().sum() for g in first), inputs)
+    def ours(q, k, *weights):
+        results = ak.rotary(
+            q, k, cos.to(q.dtype), sin.to(q.dtype), **dict(zip(("q_weight", "k_weight"), weights, strict=False))
+        )
+        return torch.cat([result.flatten() for result in results])
 
-    def ours(q, k, cos, sin, q_weight=None, k_weight=None):
-        return ak.rotary(q, k, cos, sin, q_weight=q_weight, k_weight=k_weight)
-
-    got = second(ours, leaves, cos, sin)
-    wide = [t.detach().double().requires_grad_() for t in leaves]
-    want = second(ours, wide, cos.double(), sin.double())
+    got, want = (gradient_penalty(ours, leaves((q, k, *weights), dtype)) for dtype in (F32, torch.float64))
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
 

@@ -335,7 +335,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(fault):
 def test_a_checkpoint_without_a_moment_is_refused(name):
     ours = make(name, weights())
     run(ours, 1)
-    for lost in ("exp_avg", "exp_avg_sq"):
+    for lost in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
         bad = copy.deepcopy(ours.state_dict())
         if lost not in bad["state"].get(1, {}):
             continue

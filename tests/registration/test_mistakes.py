@@ -1,6 +1,5 @@
 """Common mistakes of users: the error names the argument, its value and what is accepted."""
 
-import inspect
 import re
 import subprocess
 import warnings
@@ -13,7 +12,6 @@ import torch
 
 import amp_kernels as ak
 from amp_kernels._requirements import check_torch
-from amp_kernels.nn import functional as F
 
 from ..helpers.processes import python
 
@@ -84,12 +82,6 @@ def _on_cuda() -> None:
         ak.matmul(X, W.t())
 
 
-def _step_after(**changes: object) -> None:
-    optimizer = ak.optim.AdamW(MODEL.parameters())
-    optimizer.param_groups[0].update(changes)
-    optimizer.step()
-
-
 def _units() -> ak.optim.AdamW:
     groups = [{"params": [param], "unit": str(i)} for i, param in enumerate(MODEL.parameters())]
     return ak.optim.AdamW(groups, independent_groups=True)
@@ -113,7 +105,6 @@ MISTAKES = [
         ValueError,
         "target has dtype float32, that of probabilities, and shape [4]; accepted: [4, 8], the shape of the logits, or class ids",
     ),
-    (lambda: F.cross_entropy(X, IDS[:3]), ValueError, "target has shape [3]; accepted: [4]"),
     (lambda: ak.clip_grad_norm_(MODEL.parameters(), float("nan")), ValueError, "clip_grad_norm_: max_norm is nan"),
     (lambda: ak.clip_grad_norm_(MODEL.parameters(), -1.0), ValueError, "clip_grad_norm_: max_norm is -1.0; accepted"),
     (lambda: ak.clip_grad_norm_(MODEL.parameters(), "1"), TypeError, "clip_grad_norm_: max_norm is '1', of type str"),
@@ -126,7 +117,6 @@ MISTAKES = [
         "AdamW: state_dict has no 'param_groups'; accepted"),
     (lambda: ak.batch_invariant(8), TypeError, "batch_invariant: enabled is 8; accepted: True, False; k_blocks is passed by"),
     (lambda: ak.batch_invariant(len), TypeError, "accepted: True, False; as a decorator: @ak.batch_invariant()"),
-    (lambda: ak.batch_invariant(k_blocks=3), ValueError, "batch_invariant: k_blocks is 3; accepted: a power of two"),
     (lambda: ak.recommended_dtype("gpu"), ValueError, "device is 'gpu'; accepted: None, 'cpu', 'cuda'"),
     (lambda: ak.linear(X, W, split=3), TypeError, "linear: split is 3, of type int; accepted: a sequence of whole"),
     (lambda: ak.linear(X, W, split=[1.0, 3.0]), TypeError, "linear: split is [1.0, 3.0], of type list; accepted"),
@@ -139,17 +129,6 @@ MISTAKES = [
     (lambda: ak.addmm(B, X, W.t(), beta="1"), TypeError, "addmm: beta is '1', of type str; accepted: a number"),
     (lambda: ak.cast_(X.clone(), X), TypeError, "cast_: destinations has type torch.Tensor; accepted: a list"),
     (lambda: ak.cast_([X.clone()], X), TypeError, "cast_: sources has type torch.Tensor; accepted: a list"),
-    *(
-        (partial(make, MODEL.parameters(), **{"lr": 1e-3, name: value}), TypeError, f"{make.__name__}: {text}")
-        for make in (ak.optim.Adam, ak.optim.AdamW, ak.optim.LAMB, ak.optim.Lion, ak.optim.SGD)
-        for name, value, text in (
-            ("betas", ("a", 0.9), "betas[0] is 'a', of type str; accepted: a number"),
-            ("lr", None, "lr is None, of type NoneType; accepted: a number"),
-            ("eps", None, "eps is None, of type NoneType; accepted: a number"),
-            ("ema_decay", "0.9", "ema_decay is '0.9', of type str; accepted: None, a number from 0 to below 1"),
-        )
-        if name in inspect.signature(make).parameters
-    ),
     (lambda: ak.numerics.StepMonitor(None), TypeError, "StepMonitor: optimizer has type NoneType; accepted: an opt"),
     (lambda: ak.distributed.GradReducer(None), TypeError, "GradReducer: model has type NoneType; accepted: a torch"),
     (lambda: ak.refresh_shadows(None), TypeError, "refresh_shadows: model has type NoneType; accepted: a torch.nn"),
@@ -225,26 +204,11 @@ MISTAKES = [
     ),
     (lambda: ak.fp32_state_dict(None, None), TypeError, "fp32_state_dict: model has type NoneType; accepted: a torch.nn"),
     (_on_cuda, ak.BackendUnavailable, "the tensors are on cpu. Available here: "),
-    *((partial(ak.optim.AdamW, MODEL.parameters(), **options), error, f"AdamW: {text}") for options, error, text in (
-        ({"lr": np.ones(2)}, TypeError, "lr is array([1., 1.]), of type numpy.ndarray; accepted: a number"),
-        ({"weight_decay": [0.1]}, TypeError, "weight_decay is [0.1], of type list; accepted: a number"),
-        ({"max_grad_norm": torch.ones(2)}, TypeError, "max_grad_norm is tensor([1., 1.]), of type torch.Tensor; accepted"),
-        ({"skip_nonfinite": "no"}, TypeError, "skip_nonfinite is 'no', of type str; accepted: True, False"),
-        ({"spike_action": "skip"}, ValueError, "spike_action is 'skip', and there is no spike_zscore; accepted: with one"),
-    )),
-    *((partial(_step_after, **changes), error, f"AdamW: {text}") for changes, error, text in (
-        ({"lr": None}, TypeError, "lr is None, of type NoneType; accepted: a number"),
-        ({"eps": [1e-8]}, TypeError, "eps is [1e-08], of type list; accepted: a number"),
-        ({"betas": 0.9}, ValueError, "betas is 0.9; accepted: 2 numbers"),
-        ({"weight_decay": float("nan")}, ValueError, "weight_decay is nan; accepted: a number"),
-    )),
     *((partial(setattr, ADAMW, name, value), ValueError, f"AdamW: {name} is {value!r}; accepted: ") for name, value in (
         ("max_grad_norm", float("nan")), ("ema_decay", 3.0), ("master_weights", "fp16"),
     )),
     (lambda: _units().step(units=0), TypeError, "AdamW: units has type int; accepted: '0', '1', in a list"),
-    *((partial(ak.GradScaler, "cpu", **options), ValueError, f"GradScaler: init_scale is {text}") for options, text in (
-        ({"init_scale": float("inf")}, "inf; accepted: a number above 0 to 3.4"),
-    )),
+    (lambda: ak.GradScaler("cpu", init_scale=float("inf")), ValueError, "GradScaler: init_scale is inf; accepted: a number above 0 to"),
     (SCALER.update, AssertionError, "Call step(optimizer) or unscale_(optimizer) of this scaler first"),
     (lambda: SCALER.load_state_dict(SCALER.state_dict() | {"_growth_tracker": "x"}), TypeError, "_growth_tracker is 'x', of"),
     *((call, TypeError, f"{name}: shard_group is 'world', of type str; accepted: None, a process group") for call, name in (
