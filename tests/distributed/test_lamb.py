@@ -28,10 +28,8 @@ def test_lamb_of_pieces_is_lamb_of_tensors(layout):
     """The squares of a tensor are added in double, in another order: the ratio is off by some 2^-50 before it is rounded to
     float32, so by one unit of 2^-24 where it lies at a tie. In six steps that moves a weight by 6 lr 2^-24 of itself."""
     for case, arguments in LAMB_CASES.items():
-        it = compare(layout, *arguments, None, BAD)
-        assert it["taken"] == it["expected"], case
-        assert it["scales"][0] == it["scales"][1], case
-        assert it["weights"] <= (2.0**-24 if "fp32" in case else 2.0**-8), case
+        weights, _ = compare(layout, *arguments, None, BAD)
+        assert weights <= (2.0**-24 if "fp32" in case else 2.0**-8), case
 
 
 def lamb_alone():

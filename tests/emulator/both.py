@@ -1,4 +1,4 @@
-"""An op on the emulator and on the CPU: the same bits, and the kernels that were launched."""
+"""An op on the emulator and on the CPU: the same bits, and the kernels that were launched; operands that lie in every way."""
 
 import torch
 
@@ -11,6 +11,27 @@ f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
 
 def integers(*shape, dtype=bf16, seed=0):
     return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def laid(tensor: torch.Tensor, how: str) -> torch.Tensor:
+    """The same values in another place: transposed, with rows apart, after an odd element, or strided both ways."""
+    if how == "transposed":
+        return tensor.mT.contiguous().mT
+    if how == "transposed apart":
+        return laid(tensor.mT, "apart").mT
+    if how == "apart":
+        wide = torch.full((*tensor.shape[:-1], tensor.shape[-1] + 8), torch.nan, dtype=tensor.dtype)
+        wide[..., : tensor.shape[-1]] = tensor
+        return wide[..., : tensor.shape[-1]]
+    if how == "odd":
+        flat = torch.full((tensor.numel() + 1,), torch.nan, dtype=tensor.dtype)
+        flat[1:] = tensor.flatten()
+        return flat[1:].view(tensor.shape)
+    if how == "strided":
+        wide = torch.full((*tensor.shape[:-1], 2 * tensor.shape[-1]), torch.nan, dtype=tensor.dtype)
+        wide[..., ::2] = tensor
+        return wide[..., ::2]
+    return tensor
 
 
 def tensors(value):

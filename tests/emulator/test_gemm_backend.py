@@ -15,6 +15,7 @@ import amp_kernels as ak
 from ..gpu.gemm_cases import KINDS, small_edges
 from ..helpers.emulator import Launch, launches
 from ..ops.raw import gemm, gemm_accumulate_, gemm_dact
+from .both import laid
 
 _host = pytest.importorskip("amp_kernels._host", reason="the package was built without pybind11")
 
@@ -23,27 +24,6 @@ ACTIVATIONS = ["none", "relu", "gelu", "gelu_tanh", "silu", "swiglu"]
 
 def integers(generator, shape, dtype, low=-2, high=3):
     return torch.randint(low, high, shape, generator=generator).to(dtype)
-
-
-def laid(tensor: torch.Tensor, how: str) -> torch.Tensor:
-    """The same values in another place: transposed, with rows apart, after an odd element, or strided both ways."""
-    if how == "transposed":
-        return tensor.mT.contiguous().mT
-    if how == "transposed apart":
-        return laid(tensor.mT, "apart").mT
-    if how == "apart":
-        wide = torch.full((*tensor.shape[:-1], tensor.shape[-1] + 8), torch.nan, dtype=tensor.dtype)
-        wide[..., : tensor.shape[-1]] = tensor
-        return wide[..., : tensor.shape[-1]]
-    if how == "odd":
-        flat = torch.full((tensor.numel() + 1,), torch.nan, dtype=tensor.dtype)
-        flat[1:] = tensor.flatten()
-        return flat[1:].view(tensor.shape)
-    if how == "strided":
-        wide = torch.full((*tensor.shape[:-1], 2 * tensor.shape[-1]), torch.nan, dtype=tensor.dtype)
-        wide[..., ::2] = tensor
-        return wide[..., ::2]
-    return tensor
 
 
 HOW = st.sampled_from(["plain", "transposed", "apart", "odd", "strided"])

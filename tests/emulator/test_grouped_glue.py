@@ -10,7 +10,7 @@ from amp_kernels._raw.gemm import gemm_op
 from amp_kernels._raw.grouped_gemm import grouped_gemm_accumulate_op, grouped_gemm_op
 
 from ..helpers.emulator import launches
-from .both import assert_same_on_both, bf16, f16, f32, integers
+from .both import assert_same_on_both, bf16, f16, f32, integers, laid
 
 
 def ends(*values):
@@ -18,18 +18,7 @@ def ends(*values):
 
 
 def ways(t: torch.Tensor):
-    """The same values by rows, by columns, in rows apart, after an odd element, and contiguous in no dimension."""
-    yield t.contiguous()
-    yield t.mT.contiguous().mT
-    wide = torch.full((*t.shape[:-1], t.shape[-1] + 8), torch.nan, dtype=t.dtype)
-    wide[..., : t.shape[-1]] = t
-    yield wide[..., : t.shape[-1]]
-    flat = torch.full((t.numel() + 1,), torch.nan, dtype=t.dtype)
-    flat[1:] = t.flatten()
-    yield flat[1:].view(t.shape)
-    gaps = torch.full((*t.shape[:-1], 2 * t.shape[-1]), torch.nan, dtype=t.dtype)
-    gaps[..., ::2] = t
-    yield gaps[..., ::2]
+    return [laid(t, how) for how in ("plain", "transposed", "apart", "odd", "strided")]
 
 
 @pytest.mark.parametrize("k", [1, 40, 41])

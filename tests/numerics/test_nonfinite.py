@@ -106,21 +106,6 @@ def test_optimizer_state():
         train()
 
 
-@pytest.mark.parametrize(
-    ("output", "place"),
-    [
-        (lambda x: {"a": x, "b": (x * torch.nan, 3, None)}, "output ['b'][0]"),
-        (lambda x: [torch.ones(2, dtype=torch.int64), x * torch.inf], "output [1]"),
-    ],
-)
-def test_nested_outputs(output, place):
-    class Nested(nn.Module):
-        def forward(self, x):
-            return output(x)
-
-    assert place in report_of(Nested(), torch.ones(2), backward=False)
-
-
 class Chunks(dict):
     """A dict for everyone but pytree."""
 
@@ -146,6 +131,7 @@ class Several(nn.Module):
 
 NESTED = {
     "tuple": (lambda good, bad: (good, bad), "[1]"),
+    "list with integers": (lambda good, bad: [torch.ones(2, dtype=torch.int64), bad], "[1]"),
     "tuple in a dict": (lambda good, bad: {"a": good, "b": (None, 3, bad)}, "['b'][2]"),
     "dict of a class": (lambda good, bad: Chunks(a=good, b=[bad]), "['b'][0]"),
     "dataclass": (lambda good, bad: Found(good, (good, bad)), ".states[1]"),
