@@ -103,17 +103,22 @@ class Model:
             return REFUSED if '"shard_group": ...}' in str(error) else str(error)
 
 
-def norms(case, width, kind, names):
+def check_norms(case, width, kind, names):
     differ, steps, key, _ = CASES[case]
-    found = {}
     for name in names:
         model = Model(name, width, differ, key, kind)
         before = [local(p.detach()).clone() for p in (model.dense, model.experts)]
-        found[name] = [model.norm(sizes[model.ep]) for sizes in steps]
-        if REFUSED in found[name][:1]:
+        values = [model.norm(sizes[model.ep]) for sizes in steps]
+        if values[0] == REFUSED:
             now = [local(p.detach()) for p in (model.dense, model.experts)]
             assert all(map(torch.equal, before, now)), name
-    return found
+        for value, right in zip(values, expected(case, width), strict=True):
+            if REFUSED in (value, right):
+                assert value == right, name
+            elif math.isnan(right):
+                assert not math.isfinite(value), name
+            else:
+                assert value == pytest.approx(right, rel=1e-6), name
 
 
 def expected(case, width):
@@ -127,37 +132,26 @@ def expected(case, width):
     return found
 
 
-def check(found, wanted):
-    for of_rank in found:
-        for name, values in of_rank.items():
-            assert len(values) == len(wanted)
-            for value, right in zip(values, wanted, strict=True):
-                if right == REFUSED or value == REFUSED:
-                    assert value == right, (name, values, wanted)
-                elif math.isnan(right):
-                    assert not math.isfinite(value), (name, values, wanted)
-                else:
-                    assert value == pytest.approx(right, rel=1e-6), (name, values, wanted)
-
-
 @pytest.mark.parametrize("case", CASES)
-def test_experts_and_copies_on_a_slice(ranks, case):
+@on_ranks(4)
+def test_experts_and_copies_on_a_slice(case):
     width = 3 + list(CASES).index(case)  # get_total_norm knows lists by their shapes
     # get_total_norm sees no weights.
     names = [name for name in CLIPS if (case, name) != ("experts, equal norms", "get_total_norm")]
-    check(ranks.run(norms, case, width, "sharded", names), expected(case, width))
+    check_norms(case, width, "sharded", names)
 
 
 @pytest.mark.parametrize("case", ["copies", "experts", "experts, NaN at first", "group", "declared copies"])
-def test_plain_experts_among_dtensors(ranks, case):
-    width = 40 + list(CASES).index(case)
-    check(ranks.run(norms, case, width, "among", CLIPS), expected(case, width))
+@on_ranks(4)
+def test_plain_experts_among_dtensors(case):
+    check_norms(case, 40 + list(CASES).index(case), "among", CLIPS)
 
 
 @pytest.mark.parametrize("case", ["group", "all ranks"])
-def test_plain_experts_beside_ddp(ranks, case):
+@on_ranks(2)
+def test_plain_experts_beside_ddp(case):
     """On two ranks, with a dense parameter that both have: without a key each has a norm of its own."""
-    check(ranks.run(norms, case, 3, "plain", CLIPS, world=2), expected(case, 3))
+    check_norms(case, 3, "plain", CLIPS)
 
 
 # ---- other ranks than those of one slice ----
