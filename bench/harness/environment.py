@@ -136,7 +136,7 @@ def commit() -> str | None:
     if not (FOLDER.parent / "setup.py").exists():
         return None  # an installed package inside somebody else's repository is not that repository's commit
     try:
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":!bench/results")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":(top,exclude)bench/results")
         return git("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None

@@ -26,14 +26,17 @@ def test_the_commit_says_whether_files_differ_from_it_and_is_the_trees_own(tmp_p
         identity = ("-c", "user.name=a", "-c", "user.email=a@b")
         subprocess.run(["git", "-C", tmp_path, *identity, *arguments], check=True, capture_output=True)
 
-    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench/results").mkdir(parents=True)
     (tmp_path / "setup.py").write_text("1")
+    (tmp_path / "bench/results/rows.jsonl").write_text("")
     monkeypatch.setattr(environment, "FOLDER", tmp_path / "bench")
     assert environment.commit() is None  # no repository
     git("init", "-q")
     git("add", ".")
     git("commit", "-qm", "first")
     clean = environment.commit()
+    (tmp_path / "bench/results/rows.jsonl").write_text("1")  # of the run that asks
+    assert environment.commit() == clean
     (tmp_path / "setup.py").write_text("2")
     assert (len(clean), environment.commit()) == (12, clean + "+changes")
     (tmp_path / "setup.py").unlink()
