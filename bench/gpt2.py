@@ -30,7 +30,7 @@ import torch
 import amp_kernels as ak
 
 from . import options as common
-from .harness import environment
+from .harness import environment, sources
 from .harness.case import DTYPES
 from .harness.check import Mismatch
 from .harness.rows import OURS
@@ -140,14 +140,13 @@ def main(argv: list[str] | None = None) -> int:
     rows, wrong = [], 0
     for dtype in options.dtype:
         measured = measure(options, config, dtype)
-        rows += measured
+        rows += [row | {key: machine[key] for key in ("device", "commit", "date", "versions")} for row in measured]
         timed = {row["provider"] for row in measured}
         wrong += sum(name in PROVIDERS and name not in timed for name in options.provider)
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        for row in rows:
-            row.update({key: machine[key] for key in ("device", "commit", "date", "versions") if key in machine})
-        (options.out / "gpt2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if options.out:  # now: the next dtype may be cut off
+            options.out.mkdir(parents=True, exist_ok=True)
+            sources.record(options.out, machine["commit"])
+            (options.out / "gpt2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return int(wrong > 0)
 
 

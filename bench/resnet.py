@@ -21,7 +21,7 @@ import amp_kernels as ak
 
 from . import options as common
 from .gpt2 import seconds
-from .harness import environment
+from .harness import environment, sources
 from .training.trainers import TRAINERS
 
 LR, MOMENTUM, CLASSES = 0.1, 0.9, 1000
@@ -127,6 +127,7 @@ def main(argv: list[str] | None = None) -> int:
         )
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
+        sources.record(options.out, machine["commit"])
         (options.out / "resnet.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return 0
 

@@ -51,3 +51,13 @@ def test_rates_are_of_medians_and_ratios_of_turns(small, tmp_path, monkeypatch):
     assert (torchs["ms"], ours["ms"]) == (2000, 500)
     assert (torchs["speedup"], ours["speedup"]) == (1, 3)  # of 2, 3 and 20
     assert (torchs["ktok_per_s"], ours["ktok_per_s"]) == (5 * 16 / 2000, 5 * 16 / 500)
+
+
+def test_rows_of_a_dtype_are_kept_if_the_next_one_is_cut_off(small, tmp_path, monkeypatch):
+    measure = gpt2.measure
+    monkeypatch.setattr(gpt2, "measure", lambda *rest: 1 / 0 if rest[-1] == "tf32" else measure(*rest))
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path, "--provider", "torch", "--dtype", "fp32,tf32")
+    (row,) = (json.loads(line) for line in (tmp_path / "new" / "gpt2.jsonl").read_text().splitlines())
+    assert row["dtype"] == "fp32"
+    assert set(json.loads((tmp_path / "new" / "sources.json").read_text())) == {str(row["commit"])}

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.autograd.profiler_util import FunctionEvent
 
 from amp_kernels._dispatch.library import REGISTRY
 from bench.harness import timer as timing
@@ -168,6 +169,17 @@ def test_a_kernel_counts_from_the_end_of_those_before_it():
         "b": (1, 5.0),
         "c": (1, 0.0),
     }
+
+
+def test_the_kernels_of_a_profile_are_those_of_the_device(monkeypatch):
+    """As torch's profiler gives them, which needs a driver to listen to."""
+    cuda, cpu = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
+    spans = [("a", 0.0, 4.0, cuda), ("b", 2.0, 9.0, cuda), ("aten::mm", 0.0, 50.0, cpu)]
+    events = [FunctionEvent(i, name, 0, *span, device_type=place) for i, (name, *span, place) in enumerate(spans)]
+    replaced = {name: lambda self: None for name in ("start", "stop")} | {"events": lambda self: events}
+    monkeypatch.setattr(torch.profiler, "profile", type("profile", (torch.profiler.profile,), replaced))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    assert timing.kernel_times(lambda: None, GPU) == [("b", 1, 5.0), ("a", 1, 4.0)]
 
 
 def test_a_call_that_others_delay_does_not_count_on_a_cpu(monkeypatch):
