@@ -23,6 +23,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -93,22 +94,23 @@ def parts() -> list[Part]:
 
 
 NO_OVERLAP = {"AMP_KERNELS_PDL": "0"}
-SMOKE = "-m gpu --require-gpu -p tests.gpu.outcomes tests/gpu/test_ops.py::test_backend_equals_the_reference"
-STEP = ("bench.run", "--op step --shape llama-1b --provider torch,amp_kernels")
+SMOKE = "tests/gpu/test_ops.py::test_backend_equals_the_reference -k cuda"
+STEP = "--op step --shape llama-1b --provider"
+OTHERS = "linear_log_probs,newton_schulz,grouped_mm,syrk,rotary"  # the last waits for torch.compile
 GPT2 = "--provider 'torch,amp_kernels three lines,amp_kernels' --rounds 3 --dtype"
 #: What no GPU has shown yet, in the order of what it decides: name, seconds, module and options, environment. Each part has a folder of
 #: its own, first/<name>, so that rows of the same case under other conditions do not replace each other.
 FIRST: tuple[tuple[str, int, tuple[str, str], dict[str, str]], ...] = (
-    ("smoke", 70, ("pytest", SMOKE), {}),
-    ("step", 50, STEP, {}),
-    ("step-no-overlap", 50, STEP, NO_OVERLAP),
-    ("fp16-layers", 35, ("bench.run", "--op linear,mlp --dtype fp16"), {}),
-    ("fp16-products", 45, ("bench.run", "--op gemm --dtype fp16 --shape 4096"), {}),
-    ("gpt2-fp16", 45, ("bench.gpt2", f"{GPT2} fp16"), {}),
-    ("gpt2-fp32", 50, ("bench.gpt2", "--dtype fp32,tf32 --provider torch --rounds 3"), {}),
-    ("resnet", 50, ("bench.resnet", "--rounds 3"), {}),
-    ("others", 80, ("bench.run", "--op linear_log_probs,newton_schulz,grouped_mm,rotary,syrk --dtype bf16"), {}),
-    ("profile", 45, ("bench.gpt2", f"{GPT2} bf16 --profile"), NO_OVERLAP),
+    ("smoke", 40, ("pytest", SMOKE), {}),
+    ("step", 85, ("bench.run", f"{STEP} torch,amp_kernels"), {}),
+    ("step-no-overlap", 50, ("bench.run", f"{STEP} amp_kernels --dtype fp32 --no-triton"), NO_OVERLAP),
+    ("fp16-layers", 35, ("bench.run", "--op linear,mlp --dtype fp16 --no-triton"), {}),
+    ("fp16-products", 50, ("bench.run", "--op gemm --dtype fp16 --shape 4096 --no-triton"), {}),
+    ("gpt2-fp16", 40, ("bench.gpt2", f"{GPT2} fp16"), {}),
+    ("gpt2-fp32", 45, ("bench.gpt2", "--dtype fp32,tf32 --provider torch --rounds 3 --steps 4"), {}),
+    ("resnet", 45, ("bench.resnet", "--rounds 3"), {}),
+    ("others", 90, ("bench.run", f"--op {OTHERS} --dtype bf16 --no-triton"), {}),
+    ("profile", 40, ("bench.gpt2", f"{GPT2} bf16 --profile"), NO_OVERLAP),
 )  # fmt: skip
 
 
@@ -126,7 +128,7 @@ def _first(
     if module == "bench.run":
         return benchmark_in(folder, f"first/{name}", runner, seconds, resume, env)
     folder.mkdir(parents=True, exist_ok=True)
-    runner += ["--outcomes", results / "outcomes.jsonl"] if module == "pytest" else ["--out", folder]
+    runner += side_by_side(results / "outcomes.jsonl") if module == "pytest" else ["--out", folder]
     return [run(f"first/{name}", runner, seconds, folder / "log.txt", env)]
 
 
@@ -231,23 +233,14 @@ def tests(results: Path, seconds: float, resume: bool) -> list[Outcome]:
 def run_tests(folder: Path, seconds: float, outcomes: Path) -> list[Outcome]:
     """`info --check` with the gpu tests, which are one run with xdist, and one for each file without; output comes at the end."""
     end = time.monotonic() + seconds
-    pytest = ["-m", "pytest", "-m", "gpu", "--require-gpu"]
+    pytest = ["-m", "pytest", *side_by_side(outcomes)]
     commands = [("info --check", folder / "info", ["-m", "amp_kernels", "info", "--check"])]
     if missing(SIDE_BY_SIDE):
         for file in (file for part in TESTS for file in sorted((ROOT / part).glob("test_*.py"))):
             name, progress = str(file.relative_to(ROOT)), folder / f"{file.parent.name}-{file.stem}"
             commands.append((name, progress, [*pytest, "--progress-file", progress, name]))
     else:
-        workers = max(1, (os.cpu_count() or 1) - 2)
-        options = ["-p", "tests.gpu.outcomes", "--outcomes", outcomes, "-p", "tests.gpu.fresh_context"]
-        options += ["-n", workers, "--dist", "load", "--max-worker-restart", 100]
-        options += [
-            "--timeout",
-            ONE_TEST_SECONDS,
-            "--timeout-method",
-            "thread",
-        ]  # ends the worker; signals wait for kernels
-        commands.append(("gpu tests", folder / "tests", [*pytest, *options, *TESTS]))
+        commands.append(("gpu tests", folder / "tests", [*pytest, *TESTS]))
 
     def one(test: tuple[str, Path, list]) -> Outcome:
         name, progress, command = test
@@ -263,6 +256,16 @@ def run_tests(folder: Path, seconds: float, outcomes: Path) -> list[Outcome]:
 
     with concurrent.futures.ThreadPoolExecutor(TEST_PROCESSES) as pool:
         return list(pool.map(one, commands))
+
+
+def side_by_side(outcomes: Path) -> list:
+    """pytest's options for gpu tests: where its plugins are installed in as many processes as cores, a new one for a broken context."""
+    options = ["-m", "gpu", "--require-gpu", "-p", "tests.gpu.outcomes", "--outcomes", outcomes]
+    if missing(SIDE_BY_SIDE):
+        return options
+    options += ["-p", "tests.gpu.fresh_context", "-n", max(1, (os.cpu_count() or 1) - 2), "--dist", "load"]
+    # A thread ends the worker; signals wait for kernels.
+    return [*options, "--max-worker-restart", 100, "--timeout", ONE_TEST_SECONDS, "--timeout-method", "thread"]
 
 
 def bench(name: str, runner: list, seconds: float, results: Path, env: dict[str, str] | None = None) -> list[Outcome]:
@@ -324,18 +327,17 @@ def run(
     if seconds <= 0:
         return name, "NOT RUN: no time left", 0.0
     with open(log, "w") if log else contextlib.nullcontext() as output:
+        streams = {"stdout": output, "stderr": output, "start_new_session": True}
+        process = subprocess.Popen([str(part) for part in command], cwd=ROOT, env=os.environ | (env or {}), **streams)
         try:
-            done = subprocess.run(
-                [str(part) for part in command],
-                cwd=ROOT,
-                timeout=seconds,
-                stdout=output,
-                stderr=output,
-                env=os.environ | (env or {}),
-            )
-            outcome = "passed" if done.returncode == 0 else f"FAILED (exit {done.returncode})"
+            status = process.wait(seconds)
+            outcome = "passed" if status == 0 else f"FAILED (exit {status})"
         except subprocess.TimeoutExpired:
             outcome = f"HUNG for {seconds:.0f} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # with its workers, one of which may keep the GPU busy
+                process.wait()
     return name, outcome, time.monotonic() - start
 
 

@@ -55,6 +55,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--dtype", help="only cases whose dtype contains this text, such as bf16")
     parser.add_argument("--provider", help="comma-separated list of torch, amp_kernels and peers (default: all)")
+    parser.add_argument("--no-triton", action="store_true", help="without the Triton kernels, which compile first")
     parser.add_argument("--device", help="cpu, cuda or cuda:<index> (default: CUDA if there is one)")
     parser.add_argument("--quick", action="store_true", help="fewer cases and rounds: a look, kept in the cache folder")
     parser.add_argument(
@@ -92,6 +93,8 @@ def select(options: argparse.Namespace) -> Iterator[Case]:
     started = options.after is None
     for cases in _chosen(options):
         for case in cases(scope):
+            if options.no_triton:
+                case.providers.pop(rows.TRITON, None)
             if (options.shape or "") not in case.shape or (options.dtype or "") not in case.dtype:
                 continue
             if options.provider and not any(name.split(":")[0] in options.provider for name in case.providers):

@@ -4,11 +4,14 @@ import json
 import re
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from amp_kernels._dispatch.library import REGISTRY
 from bench import gpt2, gpu, resnet, run
+from bench.harness import rows
 from bench.harness.watch import CEILINGS
 from bench.ops import OPS
 
@@ -44,7 +47,12 @@ def test_a_part_is_run_again_behind_the_case_that_ended_it(tmp_path, script, exp
     assert [(name, outcome) for name, outcome, _ in outcomes] == [("benchmarks: some", end) for end in expected]
 
 
-def test_a_process_that_hangs_is_ended():
+def test_a_process_that_hangs_is_ended_with_those_that_it_started(tmp_path):
+    command = f"sleep 10000 & echo $! > {tmp_path / 'pid'}; wait"
+    assert gpu.run("late", ["sh", "-c", command], 3.0)[1] == "HUNG for 3 s"
+    state = Path("/proc", (tmp_path / "pid").read_text().strip(), "stat")
+    while state.exists() and state.read_text().split()[2] != "Z":  # killed, but nobody has asked for its status
+        time.sleep(0.01)
     assert gpu.run("late", [sys.executable, "-c", "import time; time.sleep(10_000)"], 1.0)[1] == "HUNG for 1 s"
     assert gpu.run("late", [sys.executable, "-c", ""], -1.0)[1] == "NOT RUN: no time left"
 
@@ -65,10 +73,11 @@ PARSERS = {"bench.gpt2": gpt2.parse, "bench.resnet": resnet.parse}
 
 def test_the_first_ten_minutes(tmp_path, monkeypatch):
     """Its commands parse, choose cases and name tests; each is one that --resume knows by its name."""
-    commands = []
+    commands, limits = [], []
 
     def note(name, command, seconds, *rest):
         commands.append([str(word) for word in command[2:]])
+        limits.append(seconds)
         return (name, "passed", 1.0)
 
     monkeypatch.setattr(gpu, "run", note)
@@ -76,15 +85,17 @@ def test_the_first_ten_minutes(tmp_path, monkeypatch):
     options = gpu.parse(["--part", "first"])
     outcomes = gpu.run_parts(gpu.first(), tmp_path, options)
     assert [name for name, _, _ in outcomes] == options.part == [part.name for part in gpu.first()]
-    assert gpu.BUILD_SECONDS + sum(part.seconds for part in gpu.first()) <= 600
+    assert limits == [part.seconds for part in gpu.first()]
+    assert gpu.BUILD_SECONDS + sum(limits) <= 600
     for module, *arguments in commands:
         if module == "pytest":
-            assert {name for name, _ in CASES} == set(REGISTRY)
-            assert arguments[-3].endswith("::" + TEST.__name__)
+            assert {name for name, _ in CASES} == {name for name, op in REGISTRY.items() if not op.composite}
+            assert arguments[0].endswith("::" + TEST.__name__)
         elif module == "bench.run":
             chosen = run.parse([*arguments, "--floor", "H200"])  # the cases of a GPU
-            names = {case.op for case in run.select(chosen)}
-            assert names - {"gemm_accumulate_"} == set(chosen.op)
+            cases = list(run.select(chosen))
+            assert {case.op for case in cases} - {"gemm_accumulate_"} == set(chosen.op)
+            assert any(rows.TRITON in case.providers for case in cases) == ("--no-triton" not in arguments)
         else:
             PARSERS[module]([*arguments, "--device", "cpu"])
 
