@@ -12,7 +12,7 @@ import warnings
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-COMPOSITE = {"aten::copy_"}  # one kernel for all devices, which starts machine code
+COMPOSITE = {"aten::copy_", "aten::convolution"}  # one kernel for all devices, which starts or chooses machine code
 NATIVE = {"empty", "empty_strided", "record_stream", "detach", "set_", "resize_", "is_pinned", "_pin_memory"}
 # torch's kernels that have the host wait for a value, or for a size that values decide. Some only for an index of bools.
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "bincount", "_unique", "_unique2", "unique_dim"}
