@@ -98,8 +98,8 @@ SMOKE = "tests/gpu/test_ops.py::test_backend_equals_the_reference -k cuda"
 STEP = "--op step --shape llama-1b --provider"
 OTHERS = "linear_log_probs,newton_schulz,grouped_mm,syrk,rotary"  # the last waits for torch.compile
 GPT2 = "--provider 'torch,amp_kernels three lines,amp_kernels' --rounds 3 --dtype"
-#: What no GPU has shown yet, in the order of what it decides: name, seconds, module and options, environment. Each part has a folder of
-#: its own, first/<name>, so that rows of the same case under other conditions do not replace each other.
+#: What no GPU has shown yet, in the order of what it decides: name, seconds (estimates), module and options, environment. Each part has a
+#: folder of its own, first/<name>, so that rows of the same case under other conditions do not replace each other.
 FIRST: tuple[tuple[str, int, tuple[str, str], dict[str, str]], ...] = (
     ("smoke", 40, ("pytest", SMOKE), {}),
     ("step", 85, ("bench.run", f"{STEP} torch,amp_kernels"), {}),
