@@ -59,5 +59,4 @@ def test_rows_of_a_dtype_are_kept_if_the_next_one_is_cut_off(small, tmp_path, mo
     with pytest.raises(ZeroDivisionError):
         run(tmp_path, "--provider", "torch", "--dtype", "fp32,tf32")
     (row,) = (json.loads(line) for line in (tmp_path / "new" / "gpt2.jsonl").read_text().splitlines())
-    assert row["dtype"] == "fp32"
-    assert set(json.loads((tmp_path / "new" / "sources.json").read_text())) == {str(row["commit"])}
+    assert (row["dtype"], (tmp_path / "new" / "sources.json").exists()) == ("fp32", True)

@@ -9,12 +9,8 @@ from amp_kernels.cli.check import available_backends, check_backend
 
 pytestmark = pytest.mark.gpu
 
-CASES = [
-    (name, backend)
-    for name, op in sorted(REGISTRY.items())
-    for backend in ("cuda", "triton")
-    if not op.composite and (backend == "cuda" or op.built.triton)
-]
+BACKENDS = {name: ["cuda", *["triton"] * op.built.triton] for name, op in REGISTRY.items() if not op.composite}
+CASES = [(name, backend) for name in sorted(BACKENDS) for backend in BACKENDS[name]]
 
 
 @pytest.mark.parametrize(("name", "backend"), CASES)

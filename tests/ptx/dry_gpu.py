@@ -11,7 +11,6 @@ import sys
 import torch
 
 from tools.ptx import dry, triton_driver
-from tools.ptx.host import Machine
 
 from .preloaded import machine, set_chip
 
@@ -31,14 +30,14 @@ def main(module: str, *arguments: str) -> int:
         import pytest
 
         return pytest.main(["-p", "tests.ptx.plugin", *arguments])
-    it = machine()
-    install(it)
+    install()
     status = importlib.import_module(module).main(list(arguments))
-    print(f"launches that may overlap: {sum(launch.may_overlap for launch in it.prepared)}", flush=True)
+    print(f"launches that may overlap: {sum(launch.may_overlap for launch in machine().prepared)}", flush=True)
     return status
 
 
-def install(it: Machine) -> None:
+def install() -> None:
+    it = machine()
     dry.install(it)
     triton_driver.install(it)
     set_chip(*H200)
