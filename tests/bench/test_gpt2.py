@@ -58,5 +58,5 @@ def test_rows_of_a_dtype_are_kept_if_the_next_one_is_cut_off(small, tmp_path, mo
     monkeypatch.setattr(gpt2, "measure", lambda *rest: 1 / 0 if rest[-1] == "tf32" else measure(*rest))
     with pytest.raises(ZeroDivisionError):
         run(tmp_path, "--provider", "torch", "--dtype", "fp32,tf32")
-    (row,) = (json.loads(line) for line in (tmp_path / "new" / "gpt2.jsonl").read_text().splitlines())
-    assert (row["dtype"], (tmp_path / "new" / "sources.json").exists()) == ("fp32", True)
+    assert json.loads((tmp_path / "new" / "gpt2.jsonl").read_text())["dtype"] == "fp32"
+    assert (tmp_path / "new" / "sources.json").exists()

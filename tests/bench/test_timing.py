@@ -172,7 +172,6 @@ def test_a_kernel_counts_from_the_end_of_those_before_it():
 
 
 def test_the_kernels_of_a_profile_are_those_of_the_device(monkeypatch):
-    """As torch's profiler gives them, which needs a driver to listen to."""
     place = torch.autograd.DeviceType
     spans = [("a", 0.0, 4.0, place.CUDA), ("b", 2.0, 9.0, place.CUDA), ("aten::mm", 0.0, 50.0, place.CPU)]
     events = [FunctionEvent(0, name, 0, *span, device_type=where) for name, *span, where in spans]

@@ -43,8 +43,7 @@ def install() -> None:
     set_chip(*H200)
     torch.compile = lambda function: function  # Inductor compiles in processes of its own, with Triton's driver
     torch.backends.cudnn.enabled = False  # its batch norms have no kernel for shapes alone
-    from bench import gpt2, gpu, resnet
-    from bench import run as runs
+    from bench import gpt2, gpu, resnet, run
     from bench.harness import check, timer
 
     # Zeros are no results, and no profiler listens to the interpreter.
@@ -61,22 +60,21 @@ def install() -> None:
 
     timer.Effort.of = classmethod(lambda cls, device, quick: cls(0.02, 0.0, 0.0, rounds=2))
     timer.kernel_times = gpt2.kernel_times = kernels
-    run, measure = gpu.run, runs.measure
+    start, measure = gpu.run, run.measure
 
     def until_the_end(case, *rest):
-        """Kills this process and the one that started it, as when a machine goes away, in the case that is named."""
-        if case.name == os.environ.get("DRY_ENDS_IN"):
+        if case.name == os.environ.get("DRY_ENDS_IN"):  # as when a machine goes away
             os.kill(os.getppid(), signal.SIGKILL)
             os._exit(1)
         return measure(case, *rest)
 
-    runs.measure = until_the_end
+    run.measure = until_the_end
 
-    def start(name, command, *rest, **options):
+    def smaller(name, command, *rest, **options):
         python, _, started, *words = command
-        return run(name, [python, "-m", "tests.ptx.dry_gpu", started, *words, *SMALLER[started]], *rest, **options)
+        return start(name, [python, "-m", "tests.ptx.dry_gpu", started, *words, *SMALLER[started]], *rest, **options)
 
-    gpu.run = start
+    gpu.run = smaller
     gpu.FIRST = tuple((name, PATIENCE * seconds, *how) for name, seconds, *how in gpu.FIRST)
 
 

@@ -57,9 +57,7 @@ def check(results, name, status, said) -> None:
     rows = rows_of(results, name)
     assert [tuple(row[key] for key in KEY if key in row) for row in rows] == asked_for(name)
     assert all(row.get("status", "ok") == "ok" and row.get("passed", True) and row["commit"] for row in rows), rows
-    told = json.loads((results / "parts.json").read_text())[f"first/{name}"]["outcomes"]
-    assert [outcome for _, outcome, _ in told] == ["passed"]
-    assert f"first/{name}" in (results / "summary.txt").read_text()
+    assert re.search(f"first/{name} +passed", (results / "summary.txt").read_text())
 
 
 @pytest.mark.parametrize(
