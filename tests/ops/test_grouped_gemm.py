@@ -192,7 +192,7 @@ def test_a_group_has_the_bits_of_gemm_of_its_rows(device, generator):
 
 
 @pytest.mark.parametrize("isa", cpu_isa.available())
-def test_the_same_bits_for_any_number_of_threads(isa, threads, generator):
+def test_the_same_bits_for_any_number_of_threads(isa, same_bits_for, generator):
     """A group that two threads took would show in what is accumulated."""
     a = operand(400, 64, dtype=torch.bfloat16, generator=generator)
     b = operand(8, 64, 256, dtype=torch.bfloat16, generator=generator)
@@ -202,17 +202,14 @@ def test_the_same_bits_for_any_number_of_threads(isa, threads, generator):
         tuple(range(50, 401, 50)),
         (390, 391, 392, 393, 394, 395, 396, 397),
     ):
-        results = []
-        for count in (1, 2, 5):
-            threads(count)
+
+        def run(offs=ends(*found)):
             c = torch.ones(8, 64, 256)
-            with use(f"cpu/{isa}"):
-                grouped_gemm_accumulate_op(c, a.t(), wide, ends(*found))
-                results.append(
-                    (c, grouped_gemm_op(a, b, ends(*found))[0], grouped_gemm_op(a.t(), wide, ends(*found))[0])
-                )
-        for one in results[1:]:
-            assert all(map(torch.equal, one, results[0]))
+            grouped_gemm_accumulate_op(c, a.t(), wide, offs)
+            return [c, grouped_gemm_op(a, b, offs)[0], grouped_gemm_op(a.t(), wide, offs)[0]]
+
+        with use(f"cpu/{isa}"):
+            same_bits_for((1, 2, 5), run)
 
 
 def test_no_groups_no_rows_no_terms(device):
