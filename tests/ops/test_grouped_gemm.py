@@ -197,13 +197,9 @@ def test_the_same_bits_for_any_number_of_threads(isa, same_bits_for, generator):
     a = operand(400, 64, dtype=torch.bfloat16, generator=generator)
     b = operand(8, 64, 256, dtype=torch.bfloat16, generator=generator)
     wide = operand(400, 256, dtype=torch.bfloat16, generator=generator)
-    for found in (
-        (1, 3, 3, 20, 300, 310, 380, 400),
-        tuple(range(50, 401, 50)),
-        (390, 391, 392, 393, 394, 395, 396, 397),
-    ):
+    for offs in (ends(1, 3, 3, 20, 300, 310, 380, 400), ends(*range(50, 401, 50)), ends(*range(390, 398))):
 
-        def run(offs=ends(*found)):
+        def run(offs=offs):
             c = torch.ones(8, 64, 256)
             grouped_gemm_accumulate_op(c, a.t(), wide, offs)
             return [c, grouped_gemm_op(a, b, offs)[0], grouped_gemm_op(a.t(), wide, offs)[0]]
