@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from .dtensor import is_dtensor
 
 #: Indices of one part in each dimension of the whole: slices, or tensors that broadcast.
 Box = tuple[slice, ...] | tuple[Tensor, ...]
@@ -31,6 +34,15 @@ def sharded_dims(tensor: Tensor) -> set[int]:
     """The dimensions of a DTensor that are cut."""
     placed = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
     return {placement.dim % tensor.dim() for size, placement in placed if size > 1 and not placement.is_replicate()}
+
+
+def most_elements(tensor: Tensor) -> int:
+    """At least the elements of each rank's piece of a DTensor, the same number on all ranks; those of a plain tensor."""
+    shape = list(tensor.shape)
+    for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True) if is_dtensor(tensor) else ():
+        if not placement.is_replicate():
+            shape[placement.dim] = -(-shape[placement.dim] // size)
+    return math.prod(shape)
 
 
 class Rows(NamedTuple):

@@ -42,6 +42,8 @@ class Algorithm:
         switches: those of :data:`SWITCHES` that a group may turn on.
     """
 
+    exchanges = False  # whether `prepared` exchanges data with ranks that hold other pieces of a parameter
+
     def __init__(
         self,
         op: UpdateOp,

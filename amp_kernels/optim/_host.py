@@ -19,6 +19,7 @@ from torch import Tensor
 from .._dispatch import walks
 from .._sharding.agreement import LatestAgreement, declared_in
 from .._sharding.local import is_dtensor, like, local
+from .._sharding.pieces import most_elements
 from .._updates.arguments import UpdateArguments
 from .._updates.op import take_together
 from ..ops._shadows import refresh_shadow
@@ -65,6 +66,11 @@ class Pipeline:
     def give(self, slot: Any) -> None:
         """Free a slot that was taken and not put."""
         self._free.put(slot)
+
+    def wait(self) -> None:
+        """Wait for all jobs, whose errors :meth:`drain` raises."""
+        for job in list(self._pending):
+            job.exception()
 
     def drain(self) -> None:
         """Wait for all jobs; raises the first error."""
@@ -204,7 +210,10 @@ class HostUpdates:
         place.adopt_write()
         (pipeline, lanes), own = self._line(place.own.device), place.own
         stays = self.kept.get(id(place.param)) is grad or grad.device != own.device  # it is in host memory
-        nbytes = own.nbytes if stays else max(own.nbytes, grad.nbytes)
+        element = own.element_size() if stays else max(own.element_size(), grad.element_size())
+        nbytes = element * most_elements(
+            place.param
+        )  # the same on all ranks, so that they close their buckets together
         key = own.device, self._algorithm.of(place.block.group)
         bucket = self._open.get(key)
         if bucket is not None and bucket.used + nbytes > BUCKET_BYTES:
@@ -228,6 +237,11 @@ class HostUpdates:
         """Begin the updates of all that was added."""
         for key in list(self._open):
             self._close(key)
+
+    def wait(self) -> None:
+        """Wait for updates that are under way. Their errors stay for :meth:`finish`."""
+        for pipeline, _ in self._lines.values():
+            pipeline.wait()
 
     def finish(self) -> None:
         """Complete all updates, and see their weights on the device."""
@@ -259,22 +273,6 @@ class HostUpdates:
 
     def _close(self, key: tuple[torch.device, Algorithm]) -> None:
         bucket, (pipeline, lanes) = self._open.pop(key), self._lines[key[0]]
-        try:
-            plan = self._planned(bucket)
-            batch, grad_of = plan.batch, dict(zip(map(id, [p.param for p in bucket.places]), bucket.grads, strict=True))
-            groups = [{**group, "params": []} for group in self._groups]
-            for param, group in zip(plan.params, batch.groups_of_params, strict=True):
-                groups[group]["params"].append(param)
-            number = {id(p): i for i, p in enumerate(p for group in groups for p in group["params"])}
-            batch.numbers = [number[id(param)] for param in plan.params]
-            launch = Launch(batch, [grad_of[id(param)] for param in batch.params], None)
-            arguments = self._arguments(launch)
-            agreement = plan.agreement.over(
-                [p for group in groups for p in group["params"]], self._options.shard_group, declared_in(groups)
-            )
-        except BaseException:
-            pipeline.give(bucket.slot)
-            raise
 
         @torch.no_grad()
         def update(_: Tensor) -> None:
@@ -293,12 +291,27 @@ class HostUpdates:
             for place, _ in pairs:
                 place.mark_clean()
 
+        try:
+            plan = self._planned(bucket)
+            batch, grad_of = plan.batch, dict(zip(map(id, [p.param for p in bucket.places]), bucket.grads, strict=True))
+            groups = [{**group, "params": []} for group in self._groups]
+            for param, group in zip(plan.params, batch.groups_of_params, strict=True):
+                groups[group]["params"].append(param)
+            number = {id(p): i for i, p in enumerate(p for group in groups for p in group["params"])}
+            batch.numbers = [number[id(param)] for param in plan.params]
+            launch = Launch(batch, [grad_of[id(param)] for param in batch.params], None)
+            arguments = self._arguments(launch)
+            agreement = plan.agreement.over(
+                [p for group in groups for p in group["params"]], self._options.shard_group, declared_in(groups)
+            )
+            exchanges = key[1].exchanges and bool(agreement.tensor_groups)
+            if exchanges:  # in the order of this thread's others
+                update(bucket.slot)
+        except BaseException:
+            pipeline.give(bucket.slot)
+            raise
         self._done += bucket.places
-        if agreement.tensor_groups and batch.op.stage is not None:  # exchanges: in the order of this thread's others
-            update(bucket.slot)
-            pipeline.put(bucket.slot, lambda _: None, back)
-        else:
-            pipeline.put(bucket.slot, update, back)
+        pipeline.put(bucket.slot, (lambda _: None) if exchanges else update, back)
 
 
 def _pinned(nbytes: int, beside: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from .._sharding.local import is_dtensor, like, local
 from ._base import FusedOptimizer
 from ._gradients import StepRequest
 from ._groups import labels
+from ._host import HostUpdates
 
 #: Options, and keys of groups, that need all gradients at once.
 _NEED_ALL = ("max_grad_norm", "skip_nonfinite", "unscale_grads", "independent_groups", "spike_zscore")
@@ -177,8 +178,7 @@ class ReleasedGradients:
         _refuse(optimizer)
         optimizer._plan.begin_alone(optimizer.param_groups)
         if task >= 0:  # not a call from outside of backward
-            host = optimizer._plan.host
-            done = _Backward(self._unfinished, None if host is None else host.finish)
+            done = _Backward(self._unfinished, optimizer._plan.host)
             torch.autograd.Variable._execution_engine.queue_callback(done)
         self._task = task
 
@@ -234,14 +234,19 @@ class ReleasedGradients:
 class _Backward:
     """One that has begun. autograd drops it at the end, and calls it before if there was no error."""
 
-    def __init__(self, unfinished: list[weakref.ref[_Backward]], end: Callable[[], None] | None) -> None:
-        self._unfinished, self._own, self._end = unfinished, weakref.ref(self), end
+    def __init__(self, unfinished: list[weakref.ref[_Backward]], host: HostUpdates | None) -> None:
+        self._unfinished, self._own, self._host = unfinished, weakref.ref(self), host
         unfinished.append(self._own)
 
     def __call__(self) -> None:
-        if self._end is not None:
-            self._end()
+        host, self._host = self._host, None
+        if host is not None:
+            host.finish()
         self._unfinished.remove(self._own)
+
+    def __del__(self) -> None:
+        if self._host is not None:  # after an error: no update is still under way when the caller sees it
+            self._host.wait()
 
 
 class _Scaled:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class LAMBAlgorithm(Algorithm):
     """An update whose length depends on the norms of whole tensors."""
 
+    exchanges = True
+
     def check_group(self, name: str, group: dict[str, Any]) -> None:
         if not group.get("grad_averaging", True):  # an option of Apex: the first moment then sums gradients
             raise ValueError(f"{name}: grad_averaging is False; accepted: True")

@@ -56,6 +56,8 @@ class AdamWGroups(AdamAlgorithm):
 class MuonAlgorithm(Algorithm):
     """Two passes of the op around the matrix products, and AdamW for the groups that ask for it."""
 
+    exchanges = True
+
     def __init__(self) -> None:
         absent = {"algorithm": "muon", "cautious": False, "heads": None, "flatten": False}
         super().__init__(muon_, shows_step=False, required=("momentum_buffer",), absent=absent, switches=SWITCHES)

@@ -1,6 +1,8 @@
 """Gradient release over ranks: the bits of the plain step under ``fully_shard``, and layouts whose gradients are summed too late."""
 
+import threading
 from contextlib import nullcontext
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch.torch_version import TorchVersion
 from torch.utils import _pytree as pytree
 
 import amp_kernels as ak
+from amp_kernels.optim import _host
 
 from ..helpers.ranks import on_ranks
 from ..optim.released import assert_close
@@ -97,6 +100,22 @@ def test_state_stays_in_host_memory_whatever_the_mesh_says(case):
             optimizer.zero_grad()
         found.append([[param.detach().full_tensor(), states(optimizer, param)] for param in model.parameters()])
     torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("case", ["LAMB split", "Muon"])
+@on_ranks(2)
+def test_ranks_exchange_the_same_buckets_in_the_order_of_their_backwards(case):
+    """Pieces of 9 biases are 5 and 4: counted by its own bytes, a bucket of 265 takes them on one rank alone."""
+    algorithm, threads = getattr(ak.optim, case.split()[0])._algorithm, set()
+
+    def noting(*arguments, prepared=algorithm.prepared):
+        threads.add(threading.get_ident())
+        return prepared(*arguments)
+
+    plain = trained(case, False)[0]
+    with mock.patch.object(_host, "BUCKET_BYTES", 265), mock.patch.object(algorithm, "prepared", noting):
+        torch.testing.assert_close(trained(case, True, state_device="cpu")[0], plain, rtol=0, atol=0)
+    assert threads == {threading.get_ident()}
 
 
 @on_ranks(2)
