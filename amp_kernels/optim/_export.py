@@ -16,8 +16,8 @@ def fp32_state_dict(model: torch.nn.Module, optimizer: FusedOptimizer, *, ema: b
     """The model's state_dict with float32 weights: the optimizer's masters, or with ``ema`` its averages.
 
     For evaluation, export and fine-tuning in another precision: ``model.float().load_state_dict(...)`` takes the result,
-    and so does any float32 instance of the model. Every tensor is a copy on the device of its parameter or buffer, so
-    later steps do not change it; parameters that are tied stay one tensor.
+    and so does any float32 instance of the model. Every tensor is a copy on the device of its parameter or buffer, masters and
+    averages that are in host memory on the CPU, so later steps do not change it; parameters that are tied stay one tensor.
 
     Args:
         model: its parameters may be in ``optimizer`` or not. One that has no master there (a frozen one, a float32 one,
