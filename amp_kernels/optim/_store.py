@@ -130,8 +130,7 @@ class StateStore:
 
     def _unloaded(self, param: Tensor, views: dict, values: dict, weight: Tensor | None) -> Unloaded | None:
         """The master and the average that loaded ``values`` lack, or have with the bits that state_dict handed out: torch's distributed
-        checkpoint loads into those tensors, and leaves what a checkpoint does not have. ``weight``: of a split master, rounded.
-        """
+        checkpoint loads into those tensors, and leaves what a checkpoint lacks. ``weight``: a split master, rounded."""
         names = {name for name in map(unpacked_name, _FOLLOWERS & views.keys()) if values.get(name) is None}
         place = self.places.get(id(param))
         for mark in self.marks if place is not None else ():
@@ -422,13 +421,11 @@ class StateStore:
         self.complete()
         for place in self.places.values():
             master = place.block.master
-            if place.twin is not None:
-                place.twin.copy_(place.own)
             if master.numel() and master.dtype == torch.float32:
-                place.view(master).copy_(place.piece)
+                place.view(master).copy_(place.own)
             elif master.numel():
                 place.view(master).zero_()
-            place.mark_clean()
+        self.mark_clean()
         for block in self.blocks:
             block.refresh_shadows()
 

@@ -1,6 +1,7 @@
 """``independent_groups=True``: each unit has the bits of an optimizer of its own, whatever the others do."""
 
 import copy
+import io
 import warnings
 
 import pytest
@@ -332,3 +333,55 @@ def test_a_checkpoint_has_the_limits_of_the_groups():
     optimizer.param_groups[1]["max_grad_norm"] = None
     other.load_state_dict(optimizer.state_dict())
     assert [group["max_grad_norm"] for group in other.param_groups] == [1.0, None, 1.0]
+
+
+# ---- formats of moments ----
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_group_has_a_format_of_its_own(name):
+    """The bits of optimizers with that option, and formats that a checkpoint brings, or leaves as they are."""
+    formats = ["8bit", torch.bfloat16, torch.float32]
+    options = {**OPTIMIZERS[name], "lr": 0.01}
+    kind, dtype = getattr(akopt, name), torch.bfloat16
+
+    def begin(**more):
+        params = [torch.nn.Parameter(normal(64, 96, seed=i).to(dtype)) for i in range(3)]
+        groups = [{"params": [p], "state_dtype": of} for p, of in zip(params, formats, strict=True)]
+        return params, kind(groups, independent_groups=True, state_dtype=torch.bfloat16, **options, **more)
+
+    def run(params, optimizers, steps):
+        for number in steps:
+            for i, p in enumerate(params):
+                p.grad = normal(*p.shape, seed=9 * number + i).to(p)
+            for optimizer in optimizers:
+                optimizer.step()
+
+    params, one = begin()
+    twins = [p.detach().clone().requires_grad_() for p in params]
+    each = [kind([p], state_dtype=of, **options) for p, of in zip(twins, formats, strict=True)]
+    run(params, [one], range(3))
+    run(twins, each, range(3))
+    for p, q, own in zip(params, twins, each, strict=True):
+        assert_same_tensors(everything(one, [p]), everything(own, [q]))
+    saved = io.BytesIO()
+    torch.save(one.state_dict(), saved)
+    loaded = torch.load(io.BytesIO(saved.getvalue()), weights_only=True)
+    assert [group["state_dtype"] for group in loaded["param_groups"]] == formats
+    plain = copy.deepcopy(loaded)
+    for group in plain["param_groups"]:
+        del group["state_dtype"]
+    for state_dict in (loaded, plain):
+        others, other = begin()
+        for p, q in zip(others, params, strict=True):
+            p.data.copy_(q)
+        other.load_state_dict(state_dict)
+        assert [group["state_dtype"] for group in other.param_groups] == formats
+        assert_same_tensors(
+            *(
+                [value for values in each["state"].values() for value in values.values()]
+                for each in (other.state_dict(), loaded)
+            )
+        )
+    with pytest.raises(ValueError, match=f"{name}: state_dtype is 'int8'; accepted: float32, bfloat16, '8bit'"):
+        kind([{"params": params, "state_dtype": "int8"}], **options)
