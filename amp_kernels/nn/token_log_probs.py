@@ -52,8 +52,8 @@ def token_log_probs(
     Args:
         model: the converted model.
         input_ids: ``[batch, length]``, int64.
-        attention_mask: ``[batch, length]``, 0 at padding. A token that is padding, or directly behind it, has the log-probability and
-            entropy 0, and no gradient.
+        attention_mask: ``[batch, length]``, 0 at padding. A token that is padding, or that follows padding directly, has the
+            log-probability and entropy 0, and no gradient.
         temperature: as :func:`amp_kernels.linear_log_probs` takes it; a tensor with one for each row has the shape of the result.
         entropy: also return the entropies of the distributions that the tokens are from.
         model_inputs: further arguments of the model, such as ``position_ids``. With ``logits_to_keep=n + 1`` the result has the last
