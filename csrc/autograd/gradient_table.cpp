@@ -125,8 +125,10 @@ c10::IValue list_of(PyObject* list, const c10::TypePtr& type) {
   c10::List<T> values;
   const THPObjectPtr items(PySequence_Fast(list, "bind_call: an argument is no list"));
   if (!items) throw python_error();
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items.get()); i++)
-    values.push_back(value_of(PySequence_Fast_GET_ITEM(items.get(), i), *type).to<T>());
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items.get()); i++) {
+    const c10::IValue value = value_of(PySequence_Fast_GET_ITEM(items.get(), i), *type);
+    values.push_back(value.to<T>());
+  }
   return values;
 }
 
