@@ -201,7 +201,6 @@ class StateStore:
         offsets, total = state_layout([piece.numel() for piece in pieces])
         has_master = self._has_master(piece.dtype)
         has_shadow = piece.dtype == torch.float32 and options.shadow_dtype is not None
-
         device = torch.device(options.state_device or piece.device)
 
         def buffer(numel: int, dtype: torch.dtype) -> Tensor:
