@@ -211,9 +211,8 @@ class HostUpdates:
         (pipeline, lanes), own = self._line(place.own.device), place.own
         stays = self.kept.get(id(place.param)) is grad or grad.device != own.device  # it is in host memory
         element = own.element_size() if stays else max(own.element_size(), grad.element_size())
-        nbytes = element * most_elements(
-            place.param
-        )  # the same on all ranks, so that they close their buckets together
+        # The same number on all ranks, so that they close their buckets together.
+        nbytes = element * most_elements(place.param)
         key = own.device, self._algorithm.of(place.block.group)
         bucket = self._open.get(key)
         if bucket is not None and bucket.used + nbytes > BUCKET_BYTES:

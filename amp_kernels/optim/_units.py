@@ -293,7 +293,7 @@ class Units:
         return self._statistics_on(device)[unit]
 
     def tensors(self) -> list[Any]:
-        """What the last decision has read and written on the device."""
+        """The tensors that the last decision has read and written on the device."""
         return [self._asked and self._asked[1], self._places[1], self._statistics]
 
     def snapshot(self) -> Callable[[], None]:

@@ -10,7 +10,6 @@ batches, and a resumed run needs no iterator state.
 
 import hashlib
 from dataclasses import dataclass
-from pydoc_data.topics import topics
 
 import torch
 
@@ -47,6 +46,8 @@ def _windows(text: torch.Tensor, starts: torch.Tensor, context: int) -> tuple[to
 
 def load_text() -> Text:
     """The Python reference manual."""
+    from pydoc_data.topics import topics  # large
+
     raw = "\n\n".join(topics[name] for name in sorted(topics)).encode()
     return Text(*split(raw, BLOCK), "pydoc_data.topics", hashlib.sha256(raw).hexdigest())
 

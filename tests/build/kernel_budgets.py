@@ -27,7 +27,7 @@ class Budget:
     bound: str = ""
     whole_sectors: bool = False  # no store writes half a sector and another one the rest
     ways: int = 1  # in so many places of the code, at least: the loop of each dtype, of each way to keep a weight
-    # How often at least from sm_80 on, by the beginning of their names.
+    # The least number of each from sm_80 on, by the beginning of their names.
     opcodes: Mapping[str, int] = field(default_factory=dict)
     why: str = ""
 

@@ -38,7 +38,7 @@ def rows_of(results, name) -> list[dict]:
 
 
 def asked_for(name) -> list[tuple]:
-    """What the rows of a part are of, by the options of its command."""
+    """The keys of a part's rows, by the options of its command."""
     (module, options), _ = PARTS[name]
     words = shlex.split(options)
     if module == "bench.run":
